@@ -88,6 +88,10 @@ class GridEngine(Dialect):
         tries = [int(match[1]) for line in lines if (match := count.search(line.strip()))]
         return replace(job, failed_starts=max(tries, default=0))
 
+    def devices(self, env: Mapping[str, str]) -> dict[str, list[str]]:
+        """By the name of the RSMAP complex (Univa's and Altair's): `SGE_HGR_gpu=0 1`."""
+        return {name[8:].lower(): ids.split() for name, ids in env.items() if name.startswith("SGE_HGR_") and ids}
+
     def alive(self) -> tuple[str, ...]:
         """For every host: a filter by a host's name that the server spells otherwise would look like "all jobs gone"."""
         return ("qstat", "-u", "*", "-s", "rs", "-xml")

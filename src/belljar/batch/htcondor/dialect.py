@@ -41,6 +41,7 @@ OUR_WORD = b"belljar"
 SHELL = "belljar-shell"  # beside the launchers
 # For the job of `condor_submit -i`, which only sleeps until somebody comes: USR1 says that somebody is there.
 UNTIL_LEFT = b"""trap "trap '' USR1; exec sleep infinity" USR1; sleep 180 & wait"""
+NO_GPU = "10000"  # ENVIRONMENT_VALUE_FOR_UnAssignedGPUs, of every job without one where a node has some
 JOB_ID = re.compile(r"([0-9]+\.[0-9]+|undefined)\Z")
 
 
@@ -86,6 +87,11 @@ class HTCondor(Dialect):
         """The starter gives the job back for such a file."""
         files, folder = ((job.answer, reason.encode("ascii", "replace") + b"\n"),), os.path.dirname(job.answer)
         return Ending(1, files=files, opens=folder)
+
+    def devices(self, env: Mapping[str, str]) -> dict[str, list[str]]:
+        """GPUs: `CUDA0,CUDA1` by number, or `GPU-c4a646d7` by the name that condor_gpu_discovery has for it."""
+        names = [name.strip().removeprefix("CUDA") for name in env.get("_CONDOR_AssignedGPUs", "").split(",")]
+        return {"gpu": names} if any(names) and names != [NO_GPU] else {}
 
     def alive(self) -> tuple[str, ...]:
         return ("condor_status", "-constraint", of_this_host(), "-af", "Name", "JobId")

@@ -27,7 +27,7 @@ from belljar.batch.job.terms import (
     one_node,
     whole,
 )
-from belljar.errors import NotInAJob
+from belljar.errors import HostError, NotInAJob
 from belljar.model import MIB, Outcome
 from belljar.records import replace
 
@@ -121,6 +121,14 @@ class Slurm(Dialect):
         match = COUNT.search(comment)
         kept = "" if comment.strip() == "(null)" else comment
         return replace(job, comment=kept, failed_starts=int(match[1]) if match else 0)
+
+    def devices(self, env: Mapping[str, str]) -> dict[str, list[str]]:
+        """GPUs, by their numbers in gres.conf. https://slurm.schedmd.com/sbatch.html, https://slurm.schedmd.com/prolog_epilog.html"""
+        names = [name for name in env.get("SLURM_JOB_GPUS", "").split(",") if name]
+        if not names and env.get("SLURM_GPUS_ON_NODE", "0") != "0":
+            hint = "gres.conf has to name each GPU (`File=`, or AutoDetect)."
+            raise HostError("Slurm gave the job GPUs and does not tell which: no SLURM_JOB_GPUS", hint=hint)
+        return {"gpu": names} if names else {}
 
     def alive(self) -> tuple[str, ...]:
         """For all nodes: one host may be several to Slurm, and a name it does not know would look like no jobs."""
