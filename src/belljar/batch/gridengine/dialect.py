@@ -140,11 +140,11 @@ def _memory(here: Surroundings, spool: Mapping[str, bytes], slots: int) -> int |
     limit = memory(spool.get("h_vmem", b"").decode("latin-1"))
     if limit is not None and spool.get("h_vmem_is_consumable_job") != b"1":
         limit *= slots
-    reserved = reserved_memory(here.var(MEMORY), slots)
-    return min((size for size in (limit, reserved) if size), default=None)
+    asked = reserved(here.var(MEMORY), slots)
+    return min((size for size in (limit, asked) if size), default=None)
 
 
-def reserved_memory(asked: str, slots: int) -> int | None:
+def reserved(asked: str, slots: int) -> int | None:
     """For the verifier's word: `SIZE` for the job, or `SIZE*` for each slot."""
     size = memory(asked.removesuffix("*"))
     return size * slots if size is not None and asked.endswith("*") else size
