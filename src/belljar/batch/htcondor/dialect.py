@@ -67,7 +67,7 @@ class HTCondor(Dialect):
         return Job(
             system=self.name, id=(id := f"{cluster}.{proc}"), aliases=tuple(filter(None, [ad.text("GlobalJobId")[:300]])), name=ad.text("JobBatchName"),
             queue=ad.text("AcctGroup"), image=image_of(ad), checkpoint=ad.text(CHECKPOINT), native=native, visitor=_visitor(here.argv, ad, id),
-            inside=Command(b"/bin/sh", (b"sh", b"-c", UNTIL_LEFT)) if ad.get("InteractiveJob") is True else Command(b"", ()),
+            inside=Command(b"/bin/sh", (b"sh", b"-c", UNTIL_LEFT)) if ad.get("interactivejob") is True else Command(b"", ()),
             cpus=slot.number("Cpus") or ad.number("RequestCpus"), disk=disk_of(ad), wall=_wall(ad), grace=_grace(ad),
             memory=memory_of(slot, "Memory") or memory_of(ad, "RequestMemory"), started_before=starts - 1, signals_reach_all=False,
             inherits_ignored=True, staged=_staged(here), redirect=(ERROR_FILE.encode(),), answer=os.fsencode(here.var(ERROR_FILE)), ask_env=chirp,
@@ -143,7 +143,7 @@ def _visitor(argv: tuple[bytes, ...], ad: Ad, id: str) -> Callable[[Path], Comma
 
 def image_of(ad: Ad) -> str:
     """What is asked for. A thing that is not a string is handed on as it is written: the rules refuse it with a sentence."""
-    value = ad.get(IMAGE)
+    value = ad.get(IMAGE.lower())
     if isinstance(value, Expression):
         return value.text
     return "" if value is None else str(value)
