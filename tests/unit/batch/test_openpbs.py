@@ -10,9 +10,9 @@ from tests.unit.batch.pbs_recordings import made, recorded
 
 from belljar.batch import Settings
 from belljar.batch.job.terms import Command, Ending, Verdict
-from belljar.batch.pbs.common import plain, seconds, spooled
+from belljar.batch.pbs.common import plain, spooled
 from belljar.batch.pbs.openpbs.dialect import OpenPbs
-from belljar.batch.pbs.sizes import size
+from belljar.batch.pbs.sizes import seconds, size
 from belljar.errors import NotInAJob
 from belljar.model import GIB, MIB, Cause, Outcome, OutcomeClass
 

@@ -52,15 +52,6 @@ def login_name(shell: bytes) -> bytes:
     return b"-" + shell.rpartition(b"/")[2]
 
 
-def seconds(text: str) -> float | None:
-    """Seconds of "90", "1:30" or "02:00:00" (with days in front in Torque); None for what is not a time."""
-    parts = text.strip().partition(".")[0].split(":")
-    if not 1 <= len(parts) <= 4 or not all(part.isascii() and part.isdecimal() and len(part) < 12 for part in parts):
-        return None
-    factors = (1, 60, 3600, 86400)
-    return float(sum(int(part) * factor for part, factor in zip(reversed(parts), factors, strict=False)))
-
-
 def job_id(here: Surroundings) -> tuple[str, tuple[str, ...]]:
     """(PBS_JOBID, the same without the server's name). Raises NotInAJob."""
     ident = here.var("PBS_JOBID")

@@ -44,16 +44,6 @@ def image_of(job, config):
     return chosen(own, queue, config)
 
 
-def seconds(value):
-    """Of "00:10:00" or of PBS's own type for times."""
-    total = 0
-    for part in str(value or "").split(":"):
-        if not part.isdigit():
-            return None
-        total = total * 60 + int(part)
-    return total or None
-
-
 def here(job, name):
     """The sum of a resource over the job's chunks on this node, as text pieces; the first host is this one."""
     hosts = [place.partition("/")[0] for place in str(job.exec_host2 or "").split("+")]
@@ -73,7 +63,7 @@ def facts_of(job, image, config):
         "cpus": sum(cpus),
         "memory": sum(filter(None, memory)) or size(str(job.Resource_List["mem"] or "")),
         "disk": size(asked(job, "vm_disk", job.schedselect)),
-        "wall": seconds(job.Resource_List["walltime"]),
+        "wall": seconds(str(job.Resource_List["walltime"] or "")),
         "runs": int(job.run_count or 1),
         "grace": whole(job.job_kill_delay),
         "note": os.path.join(folder_of(job, config), "note"),

@@ -24,8 +24,7 @@ from belljar.batch import Settings
 from belljar.batch.job import verdict
 from belljar.batch.job.terms import Command, Ending, Job, Surroundings, Verdict, whole
 from belljar.batch.pbs import common
-from belljar.batch.pbs.common import seconds
-from belljar.batch.pbs.sizes import size
+from belljar.batch.pbs.sizes import seconds, size
 from belljar.errors import NotInAJob
 from belljar.model import Outcome
 from belljar.records import replace
