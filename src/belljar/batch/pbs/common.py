@@ -38,11 +38,6 @@ def spooled(line: bytes) -> bytes | None:
     return ESCAPED.sub(rb"\1", match[1]) if match else None
 
 
-def is_first_task(here: Surroundings) -> bool:
-    """Is this the job's own shell or program? All else was started by the task manager (pbsdsh, mpiexec)."""
-    return here.var("PBS_TASKNUM") in ("", "1") and here.var("PBS_NODENUM") in ("", "0")
-
-
 def is_interactive(here: Surroundings) -> bool:
     return here.var("PBS_ENVIRONMENT") not in ("", BATCH)
 
