@@ -182,12 +182,6 @@ def test_a_node_is_closed_with_a_reason_and_opened_again() -> None:
     assert dialect.open_node("n1") == (("pbsnodes", "-r", "-C", "", "n1"),)
 
 
-@pytest.mark.parametrize("name", ["", "-a", "a b", "a;b", "$(id)", "a\nb", "x" * 300])
-def test_what_is_no_name_of_a_node_is_not_closed(name: str) -> None:
-    with pytest.raises(ValueError):
-        OpenPbs().close_node(name, "x")
-
-
 NODE = b"n1\n     Mom = n1\n     state = %s\n     pcpus = 1\n     comment = %s\n     sharing = default_shared\n"
 
 

@@ -71,10 +71,18 @@ class GridEngine(Dialect):
         return super().mirror(job, outcome) if outcome.payload_ran else Ending(exit_code=None, signal=KILL)
 
     def again(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
-        reason = why(outcome, tries, verdict, settings)
+        """Exit 99 with the count in the job's context, also with `qsub -r n`. `qalter -a` delays whole jobs only, so an
+        array's task waits in its slot. A host that cannot count holds after the second failure."""
+        reason, pause = why(outcome, tries, verdict, settings), delay(tries, settings)
         if verdict is Verdict.HOLD:
             return _hold(job, reason)
-        return _requeue(job, tries, reason, delay(tries, settings), outcome.ended)
+        count, waiting = _note(job, tries, reason), Ending(exit_code=RESCHEDULE, delay=pause)
+        undelayed = replace(waiting, commands=(count,), otherwise=_hold(job, reason) if job.started_before else waiting)
+        if "." in job.id:
+            return undelayed
+        when = time.strftime("%Y%m%d%H%M.%S", time.localtime(outcome.ended + pause))
+        # Two calls: with a verifier in place the server may allow the one (jsv_allowed_mod) and not the other.
+        return Ending(RESCHEDULE, commands=(count, ("qalter", "-a", when, _number(job))), otherwise=undelayed)
 
     def give_back(self, job: Job, *, is_queued: bool) -> Ending:
         return Ending(RESCHEDULE)
@@ -148,20 +156,6 @@ def reserved(asked: str, slots: int) -> int | None:
     """For the verifier's word: `SIZE` for the job, or `SIZE*` for each slot."""
     size = memory(asked.removesuffix("*"))
     return size * slots if size is not None and asked.endswith("*") else size
-
-
-def _requeue(job: Job, tries: int, reason: str, pause: float, ended: float) -> Ending:
-    """Exit 99 with the count in the job's context, also with `qsub -r n`. `qalter -a` delays whole jobs only, so an
-    array's task waits in its slot. A host that cannot count holds after the second failure."""
-    count = _note(job, tries, reason)
-    waiting = Ending(exit_code=RESCHEDULE, delay=pause)
-    uncounted = _hold(job, reason) if job.started_before else waiting
-    undelayed = replace(waiting, commands=(count,), otherwise=uncounted)
-    if "." in job.id:
-        return undelayed
-    when = time.strftime("%Y%m%d%H%M.%S", time.localtime(ended + pause))
-    # Two calls: with a verifier in place the server may allow the one (jsv_allowed_mod) and not the other.
-    return Ending(RESCHEDULE, commands=(count, ("qalter", "-a", when, _number(job))), otherwise=undelayed)
 
 
 def _hold(job: Job, reason: str) -> Ending:

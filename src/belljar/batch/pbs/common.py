@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.batch.job.terms import Dialect, Staged, Surroundings, one_line, one_node
+from belljar.batch.job.terms import Dialect, Staged, Surroundings, one_line
 from belljar.errors import BadOption, NotInAJob
 
 if TYPE_CHECKING:
@@ -84,13 +84,13 @@ class Pbs(Dialect):
 
     def close_node(self, node: str, reason: str) -> tuple[tuple[str, ...], ...]:
         text = plain(f"{OURS} {reason.removeprefix(OURS).strip()}")
-        return (("pbsnodes", "-o", self.note, text, one_node(node)),)
+        return (("pbsnodes", "-o", self.note, text, node),)
 
     def open_node(self, node: str) -> tuple[tuple[str, ...], ...]:
-        return (("pbsnodes", self.into_service, self.note, "", one_node(node)),)
+        return (("pbsnodes", self.into_service, self.note, "", node),)
 
     def why_closed(self, node: str) -> tuple[str, ...]:
-        return ("pbsnodes", one_node(node))
+        return ("pbsnodes", node)
 
     def closed_by_us(self, printed: bytes) -> bool:
         text = printed.decode("utf-8", "replace")
