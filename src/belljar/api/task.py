@@ -44,36 +44,28 @@ class Carried:
         exec(marshal.loads(self.code[module.__name__]), module.__dict__)
 
 
-class Light(types.ModuleType):
-    """Cloudpickle for as long as nothing of it is used but what makes functions again, for the whole takes long to import."""
+class Tasks(pickle.Unpickler):
+    """Makes functions again by those few of cloudpickle's that came one by one, for the whole takes long to import."""
 
-    def __init__(self, name: str, loaders: "dict[str, bytes]") -> None:
-        super().__init__(name)
+    def __init__(self, source: "IO[bytes]", loaders: "dict[str, bytes]") -> None:
+        super().__init__(source)
         names = Names(types=types, sys=sys, __builtins__=builtins, _empty_cell_value=object())
-        names.update({name: types.FunctionType(marshal.loads(code), names) for name, code in loaders.items()})
-        self.__dict__.update({name: names[name] for name in loaders})
+        self.made = {name: types.FunctionType(marshal.loads(code), names) for name, code in loaders.items()}
+        names.update(self.made)
 
-    def __getattr__(self, name: str) -> "Any":
-        return whole(name)
+    def find_class(self, module: str, name: str) -> "Any":
+        return self.made[name] if module in MODULES and name in self.made else super().find_class(module, name)
 
 
 class Names(dict):  # type: ignore[type-arg]
-    """What those functions know; all else by the whole, too."""
+    """What those functions know; all else is imported now."""
 
     def __missing__(self, name: str) -> "Any":
         if hasattr(builtins, name):
             raise KeyError(name)
-        return whole(name)
+        from cloudpickle import cloudpickle
 
-
-def whole(name: str) -> "Any":
-    """This of cloudpickle, imported now."""
-    for module in MODULES:
-        if isinstance(sys.modules.get(module), Light):
-            del sys.modules[module]
-    from cloudpickle import cloudpickle
-
-    return getattr(cloudpickle, name)
+        return getattr(cloudpickle, name)
 
 
 def main(source: "IO[bytes]", result: str) -> None:
@@ -84,10 +76,8 @@ def main(source: "IO[bytes]", result: str) -> None:
             pickle.dump((OTHER_PYTHON, "%d.%d" % sys.version_info[:2]), file, OLDEST)  # noqa: UP031
         return
     sys.meta_path.insert(0, Carried(code))
-    for module in MODULES:
-        sys.modules.setdefault(module, Light(module, loaders))
     try:
-        function, args, kwargs = pickle.load(source)
+        function, args, kwargs = Tasks(source, loaders).load()
         put(result, RETURNED, "", dumps(function(*args, **kwargs)))
     except BaseException as error:  # whatever it is, who asked gets it
         import traceback
@@ -107,7 +97,9 @@ def dumps(value: object) -> bytes:
     try:
         return pickle.dumps(value, -1)
     except Exception:
-        return whole("dumps")(value)  # type: ignore[no-any-return]
+        import cloudpickle
+
+        return cloudpickle.dumps(value)  # type: ignore[no-any-return]
 
 
 def put(result: str, ended: str, text: str, packed: bytes) -> None:

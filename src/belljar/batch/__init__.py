@@ -128,7 +128,6 @@ class System:
     ends_words: bool = False  # its redirect says nothing to us: all that follows the launcher's name is the job's
     node_variable: str = ""  # by which it tells its hooks its own name for this node
     untried: str = ""  # why it is called experimental
-    gives_devices: bool = False  # devices.py reads from a job's environment which ones it was given
 
     @property
     def name(self) -> str:
@@ -141,12 +140,6 @@ class System:
     @property
     def site(self) -> SiteOfSystem:
         return cast("SiteOfSystem", import_module(f"{self.package}.site").SITE)
-
-    def devices(self, env: dict[str, str]) -> dict[str, list[str]]:
-        """class -> its own names of the devices that a job was given. Raises HostError where it does not tell which."""
-        if not self.gives_devices:
-            return {}
-        return cast("dict[str, list[str]]", import_module(f"{self.package}.devices").given(env))
 
     def hook(self, name: str) -> Callable[[Call], int]:
         """Raises BadOption for one it does not have."""

@@ -26,6 +26,7 @@ from belljar.records import dataclass, field, replace
 LOCK_TIMEOUT = 10.0
 LATEST = 1 << 40  # seconds since the epoch: no moment of ours
 REMEMBERED = 64  # machines that were counted already; a job that comes again leaves its old records on the node
+# Of a machine that ran to its payload's end: the node works.
 GOOD = (OutcomeClass.PAYLOAD.value, OutcomeClass.WALLTIME.value)
 # A machine that died with its job tells nothing about the node: whoever ends a job may kill QEMU first.
 KILLED = ("", "DomainKilled")
@@ -41,15 +42,6 @@ class Report:
     error: str
     reason: str
     started: float = 0.0  # seconds since the epoch
-
-    @property
-    def is_fault(self) -> bool:
-        return self.klass == OutcomeClass.NODE.value and self.error not in KILLED
-
-    @property
-    def is_good(self) -> bool:
-        """A machine that ran to its payload's end: the node works."""
-        return self.klass in GOOD
 
 
 @dataclass(frozen=True)
@@ -83,9 +75,9 @@ def count(node: Node, report: Report, limit: int) -> tuple[Node, bool]:
     if node.closed and report.started > node.closed:  # somebody put it into service again
         node = replace(node, closed=0.0, faults=0, jobs=())
     counted = (*node.counted, report.machine)[-REMEMBERED:]
-    if report.is_good:
+    if report.klass in GOOD:
         return replace(node, faults=0, jobs=(), counted=counted), False
-    if not report.is_fault:
+    if report.klass != OutcomeClass.NODE.value or report.error in KILLED:
         return replace(node, counted=counted), False
     jobs = tuple(dict.fromkeys((*node.jobs, report.job)))[-REMEMBERED:]
     node = replace(node, faults=node.faults + 1, jobs=jobs, reason=report.reason, counted=counted, passes=0)

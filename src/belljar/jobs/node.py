@@ -14,7 +14,7 @@ from belljar.batch import node as faults
 from belljar.batch.install import commands as client
 from belljar.batch.install.commands import Client
 from belljar.batch.job import policy
-from belljar.batch.job.terms import Dialect, one_line
+from belljar.batch.job.terms import Dialect, one_line, one_node
 from belljar.errors import BelljarError, CommandFailed, UnsafeFolder
 from belljar.host.files import is_missing, opened, private_folder
 from belljar.host.privileges import User, user_of
@@ -115,7 +115,8 @@ class Known:
 
 
 def known(runtime: Runtime, dialect: Dialect, name: str) -> Known:
-    memory = faults.Memory(memory_folder(runtime), dialect.name, name)
+    """Raises ValueError for what is no name of one node."""
+    memory = faults.Memory(memory_folder(runtime), dialect.name, one_node(name))
     return Known(dialect, name, memory, runner(runtime, dialect.name))
 
 

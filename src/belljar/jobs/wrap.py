@@ -287,7 +287,7 @@ def make_request(
 def with_devices(request: Request, here: Surroundings, system: batch.System, runtime: Runtime) -> Request:
     """With those that the job's system gave it. Raises HostError where these are not known: it never runs without."""
     env = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in here.env}
-    if not (given := system.devices(env)):
+    if not (given := system.dialect.devices(env)):
         return request
     from belljar.jobs.devices import of_job
 

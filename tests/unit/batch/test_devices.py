@@ -26,9 +26,9 @@ RECORDED = [
 
 @pytest.mark.parametrize(("system", "env", "given"), RECORDED)
 def test_what_a_job_was_given(system: str, env: dict[str, str], given: dict[str, list[str]]) -> None:
-    assert batch.load(system).devices(env) == given
+    assert batch.load(system).dialect.devices(env) == given
 
 
 def test_gpus_that_slurm_counts_and_does_not_name_are_a_fault_of_the_node() -> None:
     with pytest.raises(HostError, match="does not tell which"):
-        batch.load("slurm").devices({"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "1"})
+        batch.load("slurm").dialect.devices({"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "1"})

@@ -35,7 +35,7 @@ def test_an_ad() -> None:
     ad = parse(recorded("job.ad"))
     assert (ad.number("ClusterId"), ad.number("procid"), ad.text("VMIMAGE")) == (4711, 3, "debian12")
     assert ad.text("Environment") == "A=1 B='two words' C=\"quoted\""
-    assert isinstance(ad.get("Requirements"), Expression)
+    assert isinstance(ad.get("requirements"), Expression)
     assert (ad.text("ClusterId"), ad.number("Owner"), ad.number("OnExitHold")) == ("", None, None)
 
 

@@ -253,7 +253,7 @@ def asked(name: str = "parm-command", *words: str, env: Mapping[str, str] | None
 
 def test_a_submission_that_asks_for_a_machine() -> None:
     for words in ((), ("image=debian12", "disk=20G"), ("image=debian12,disk=20G",)):
-        assert asked("parm-command", *words) == Changes(
+        assert asked("parm-command", *words) == (
             {"LSB_SUB3_APP": "vm"},
             {"BELLJAR_LSF_IMAGE": "debian12", "BELLJAR_LSF_MEMORY": str(GIB), "BELLJAR_LSF_DISK": str(20 * GIB),
              "BELLJAR_LSF_WALL": "3600"},
@@ -267,16 +267,16 @@ def test_a_command_cannot_forge_another_line() -> None:
 
 def test_other_submissions_are_left_alone() -> None:
     plain = {"LSB_SUB_QUEUE": "normal", "LSB_SUB_ADDITIONAL": "openmpi"}
-    assert esub((), plain, {}, ALICE, SETTINGS) == Changes()
+    assert esub((), plain, {}, ALICE, SETTINGS) == ({}, {})
     inner = esub((), plain, {"BELLJAR_LSF_IMAGE": "debian12"}, ALICE, SETTINGS)
-    assert inner == Changes(env={"BELLJAR_LSF_IMAGE": ""}), "a job within a job asks for itself"
-    assert asked("parm-bmod") == Changes()
+    assert inner == ({}, {"BELLJAR_LSF_IMAGE": ""}), "a job within a job asks for itself"
+    assert asked("parm-bmod") == ({}, {})
 
 
 def test_a_queue_that_is_an_environment_needs_no_word() -> None:
     plain = {"LSB_SUB_QUEUE": "night", "LSB_SUB_RLIMIT_RUN": "60"}
     changes = esub((), plain, {}, ALICE, replace(SETTINGS, queue_images=("night=sl7",)))
-    assert changes == Changes({}, {"BELLJAR_LSF_WALL": "60"}), "the node knows the image; only the limits are told"
+    assert changes == ({}, {"BELLJAR_LSF_WALL": "60"}), "the node knows the image; only the limits are told"
 
 
 @pytest.mark.parametrize(
@@ -316,4 +316,4 @@ def test_no_submission_breaks_the_esub(data: bytes, words: list[str]) -> None:
         changes = esub(words, parameters(data), {}, ALICE, SETTINGS)
     except (BadOption, NotPermitted, OverLimit):
         return
-    assert not any(set(value) & set('"\n\\$`') for value in (*changes.env.values(), *changes.options.values()))
+    assert not any(set(value) & set('"\n\\$`') for value in (*changes[0].values(), *changes[1].values()))

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from belljar.batch import node
+from belljar.assembly import Runtime
+from belljar.batch import load, node
 from belljar.batch.node import Memory, Node, Report
 from belljar.errors import UnsafeFolder
+from belljar.jobs.node import known
 
 IDS = iter(f"{number:012x}" for number in range(10_000))
 
@@ -110,7 +112,7 @@ def test_a_report_of_a_hostile_user_is_a_few_plain_words() -> None:
     raw = {"machine": "0123456789ab", "class": "node", "error": "$(id)", "reason": "a\n\x1b[31m`id`\u202e" + "x" * 9999}
     found = node.report_of(raw, "slurm:1")
     assert found is not None
-    assert found.error == "" and not found.is_fault
+    assert found.error == "" and node.count(Node(), found, 1)[0].faults == 0
     assert found.reason.startswith("a??[31m`id`?x") and len(found.reason) == 200
 
 
@@ -153,3 +155,12 @@ def test_self_checks_that_fail_in_a_row_close_a_node_on_which_no_job_can_leave_a
         closings.append(node.is_hopeless(now, 3))
     assert closings == [False, False, False, False, False, True]
     assert not node.is_hopeless(replace(now, closed=1.0), 3) and not node.is_hopeless(now, 0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "-a", "a b", "a;b", "$(id)", "a\nb", "x" * 300, "n[1-9]", "n1,n2", "ALL", "all", "n1 State=DOWN"],
+)
+def test_no_pattern_of_nodes_is_ever_closed(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no name of a node"):
+        known(Runtime(), load("slurm").dialect, name)

@@ -10,9 +10,9 @@ from tests.unit.batch.pbs_recordings import made, recorded
 
 from belljar.batch import Settings
 from belljar.batch.job.terms import Command, Ending, Verdict
-from belljar.batch.pbs.common import plain, seconds, spooled
+from belljar.batch.pbs.common import plain, spooled
 from belljar.batch.pbs.openpbs.dialect import OpenPbs
-from belljar.batch.pbs.sizes import size
+from belljar.batch.pbs.sizes import seconds, size
 from belljar.errors import NotInAJob
 from belljar.model import GIB, MIB, Cause, Outcome, OutcomeClass
 
@@ -180,12 +180,6 @@ def test_a_node_is_closed_with_a_reason_and_opened_again() -> None:
         ("pbsnodes", "-o", "-C", "belljar: no ?kvm? ?here?", "n1"),
     )
     assert dialect.open_node("n1") == (("pbsnodes", "-r", "-C", "", "n1"),)
-
-
-@pytest.mark.parametrize("name", ["", "-a", "a b", "a;b", "$(id)", "a\nb", "x" * 300])
-def test_what_is_no_name_of_a_node_is_not_closed(name: str) -> None:
-    with pytest.raises(ValueError):
-        OpenPbs().close_node(name, "x")
 
 
 NODE = b"n1\n     Mom = n1\n     state = %s\n     pcpus = 1\n     comment = %s\n     sharing = default_shared\n"

@@ -83,6 +83,7 @@ def test_in_the_hook_of_openpbs(case: Case, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["debian12\n", "é", "a\0b", "a b"])
 def test_what_no_comment_of_slurm_can_hold_is_no_name_either(name: str, tmp_path: Path) -> None:
     """Nor is it one to PBS."""
-    assert judge.misnamed(name)
+    with pytest.raises(judge.Refused):
+        judge.check_name(name)
     with pytest.raises(Refused, match="not a name of an image"):
         submit(Hooks(tmp_path), vm_image=name)

@@ -23,11 +23,11 @@ SYSTEM = System(
 DIALECT = """
 from dataclasses import replace
 
-from belljar.batch.job.terms import Command, Ending, Job, Surroundings
+from belljar.batch.job.terms import Command, Dialect, Ending, Job, Surroundings
 from belljar.errors import NotInAJob
 
 
-class Paper:
+class Paper(Dialect):
     name = "paper"
 
     def read(self, here):
@@ -37,12 +37,6 @@ class Paper:
 
     def tell(self, job, verdict, outcome, tries, settings):
         return Ending(outcome.exit_code, outcome.signal)
-
-    def count(self, job):
-        return ()
-
-    def counted(self, job, printed):
-        return job
 
     def alive(self):
         return ("paperq", "-all")

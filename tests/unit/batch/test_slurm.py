@@ -332,12 +332,6 @@ def test_closing_a_node() -> None:
     assert Slurm().open_node("n1") == (("scontrol", "update", "NodeName=n1", "State=RESUME"),)
 
 
-@pytest.mark.parametrize("name", ["", "n[1-9]", "n1,n2", "ALL", "all", "n1 State=DOWN"])
-def test_no_pattern_of_nodes_is_ever_closed(name: str) -> None:
-    with pytest.raises(ValueError, match="no name of a node"):
-        Slurm().close_node(name, "x")
-
-
 def test_epilog() -> None:
     assert Slurm().epilog({"SLURM_JOB_ID": "15", "SLURM_JOB_UID": "1001", "SLURM_JOB_USER": "alice"}, ()) == (
         "15",

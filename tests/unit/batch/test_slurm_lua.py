@@ -11,7 +11,7 @@ import pytest
 
 from belljar.batch import Settings
 from belljar.batch.install.pieces import Place
-from belljar.batch.slurm.site import plugin_text, quoted
+from belljar.batch.slurm.site import in_lua, plugin_text
 from belljar.errors import BadOption, BadSetting
 from belljar.model import GIB, MIB
 
@@ -338,7 +338,7 @@ def test_a_job_for_a_bait_is_left_alone_and_stays_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", 'a"b\\c', "é\n]]", "x" * 300, "--[[", "\0"])
 def test_quoting(text: str) -> None:
-    assert run_lua(f"return {quoted(text)}").decode() == text
+    assert run_lua(f"return {in_lua(text)}").decode() == text
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ class PaperDialect:
 
     name: str = "slurm"
     said: bytes | None = b""  # None: the system cannot be reached
+    given: dict[str, list[str]] = field(default_factory=dict)  # devices of each job
     closed: Path | None = None  # this file is made when the node is closed, and goes when it is opened
 
     def read(self, here: Surroundings) -> Job:
@@ -71,6 +72,9 @@ class PaperDialect:
 
     def counted(self, job: Job, printed: bytes) -> Job:
         return job
+
+    def devices(self, env: Mapping[str, str]) -> dict[str, list[str]]:
+        return self.given
 
     def alive(self) -> tuple[str, ...]:
         return ("/bin/false",) if self.said is None else ("/bin/echo", self.said.decode())
@@ -105,7 +109,6 @@ class Node:
     folder: Path
     dialect: PaperDialect = field(default_factory=PaperDialect)
     keepers: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    given: dict[str, list[str]] = field(default_factory=dict)  # devices of each job
 
     def __post_init__(self) -> None:
         self.node = self.folder / "node"
@@ -190,7 +193,6 @@ def paper_system(node: Node) -> SimpleNamespace:
     return SimpleNamespace(
         name="slurm",
         title="Slurm",
-        devices=lambda env: node.given,
         dialect=node.dialect,
         site=SITE,
         node_variable="SLURMD_NODENAME",

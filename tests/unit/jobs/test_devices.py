@@ -147,7 +147,7 @@ def test_a_jobs_devices_are_bound_by_its_prolog_and_given_back_by_its_epilog(
     monkeypatch.setattr(devices, "of_job", lambda given, site, title: real(given, site, title, root))
     monkeypatch.setenv("BELLJAR_PATHS_RUN", str(tmp_path))
     node.config.with_name("devices.toml").write_text('[class.gpu]\nmatch = ["vendor=10de class=03*"]\n')
-    node.given = {"gpu": ["1"]}
+    node.dialect.given = {"gpu": ["1"]}
     try:
         assert hooks.run("prolog", "slurm", ["7", "nobody"], node.runtime) == 0
         (held,) = Bindings(tmp_path / "devices", root).all()

@@ -71,10 +71,18 @@ class GridEngine(Dialect):
         return super().mirror(job, outcome) if outcome.payload_ran else Ending(exit_code=None, signal=KILL)
 
     def again(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
-        reason = why(outcome, tries, verdict, settings)
+        """Exit 99 with the count in the job's context, also with `qsub -r n`. `qalter -a` delays whole jobs only, so an
+        array's task waits in its slot. A host that cannot count holds after the second failure."""
+        reason, pause = why(outcome, tries, verdict, settings), delay(tries, settings)
         if verdict is Verdict.HOLD:
             return _hold(job, reason)
-        return _requeue(job, tries, reason, delay(tries, settings), outcome.ended)
+        count, waiting = _note(job, tries, reason), Ending(exit_code=RESCHEDULE, delay=pause)
+        undelayed = replace(waiting, commands=(count,), otherwise=_hold(job, reason) if job.started_before else waiting)
+        if "." in job.id:
+            return undelayed
+        when = time.strftime("%Y%m%d%H%M.%S", time.localtime(outcome.ended + pause))
+        # Two calls: with a verifier in place the server may allow the one (jsv_allowed_mod) and not the other.
+        return Ending(RESCHEDULE, commands=(count, ("qalter", "-a", when, _number(job))), otherwise=undelayed)
 
     def give_back(self, job: Job, *, is_queued: bool) -> Ending:
         return Ending(RESCHEDULE)
@@ -87,6 +95,10 @@ class GridEngine(Dialect):
         count = re.compile(rb"(?:^|,)" + _key("tries", job).encode() + rb"=([0-9]{1,6})(?:,|$)")
         tries = [int(match[1]) for line in lines if (match := count.search(line.strip()))]
         return replace(job, failed_starts=max(tries, default=0))
+
+    def devices(self, env: Mapping[str, str]) -> dict[str, list[str]]:
+        """By the name of the RSMAP complex (Univa's and Altair's): `SGE_HGR_gpu=0 1`."""
+        return {name[8:].lower(): ids.split() for name, ids in env.items() if name.startswith("SGE_HGR_") and ids}
 
     def alive(self) -> tuple[str, ...]:
         """For every host: a filter by a host's name that the server spells otherwise would look like "all jobs gone"."""
@@ -136,28 +148,14 @@ def _memory(here: Surroundings, spool: Mapping[str, bytes], slots: int) -> int |
     limit = memory(spool.get("h_vmem", b"").decode("latin-1"))
     if limit is not None and spool.get("h_vmem_is_consumable_job") != b"1":
         limit *= slots
-    reserved = reserved_memory(here.var(MEMORY), slots)
-    return min((size for size in (limit, reserved) if size), default=None)
+    asked = reserved(here.var(MEMORY), slots)
+    return min((size for size in (limit, asked) if size), default=None)
 
 
-def reserved_memory(asked: str, slots: int) -> int | None:
+def reserved(asked: str, slots: int) -> int | None:
     """For the verifier's word: `SIZE` for the job, or `SIZE*` for each slot."""
     size = memory(asked.removesuffix("*"))
     return size * slots if size is not None and asked.endswith("*") else size
-
-
-def _requeue(job: Job, tries: int, reason: str, pause: float, ended: float) -> Ending:
-    """Exit 99 with the count in the job's context, also with `qsub -r n`. `qalter -a` delays whole jobs only, so an
-    array's task waits in its slot. A host that cannot count holds after the second failure."""
-    count = _note(job, tries, reason)
-    waiting = Ending(exit_code=RESCHEDULE, delay=pause)
-    uncounted = _hold(job, reason) if job.started_before else waiting
-    undelayed = replace(waiting, commands=(count,), otherwise=uncounted)
-    if "." in job.id:
-        return undelayed
-    when = time.strftime("%Y%m%d%H%M.%S", time.localtime(ended + pause))
-    # Two calls: with a verifier in place the server may allow the one (jsv_allowed_mod) and not the other.
-    return Ending(RESCHEDULE, commands=(count, ("qalter", "-a", when, _number(job))), otherwise=undelayed)
 
 
 def _hold(job: Job, reason: str) -> Ending:

@@ -12,24 +12,13 @@ from collections.abc import Callable, Collection
 from typing import BinaryIO
 
 from belljar.batch import Call, Settings
-from belljar.batch.gridengine.dialect import (
-    CHECKPOINT,
-    DISK,
-    IMAGE,
-    MEMORY,
-    RERUN,
-    WALL,
-    memory,
-    reserved_memory,
-    seconds,
-)
+from belljar.batch.gridengine.dialect import CHECKPOINT, DISK, IMAGE, MEMORY, RERUN, WALL, memory, reserved, seconds
 from belljar.batch.job.judge import REFERENCE
 from belljar.batch.job.policy import Asker, check_allowed, check_limits, check_name, checkpoint_of, guest_memory
 from belljar.errors import BadSetting, BelljarError, NotPermitted, printable
 from belljar.host.caller import describe
 from belljar.host.privileges import user_of
 from belljar.model import GIB
-from belljar.records import dataclass, field
 
 ASKED, ASKED_DISK, FLAG = "vm_image", "vm_disk", "vm"  # complexes; the flag keeps a job on hosts that have machines
 # 8.1.9 kills the prolog of a qrsh or qlogin and then closes the queue, whatever the prolog is: this complex, TRUE
@@ -42,23 +31,6 @@ MOST_LINES = 100_000  # of one job
 ENDLESS = 9_999_999  # Grid Engine's word for "as many slots as there are"
 
 
-@dataclass
-class Submission:
-    """What the server says of one job."""
-
-    params: dict[str, str] = field(default_factory=dict)
-    env: dict[str, str] = field(default_factory=dict)
-    is_broken: bool = False  # somebody else spoke in between
-
-    def note(self, word: str, rest: str) -> None:
-        name, blank, value = rest.partition(" ")
-        if word == "ENV" and blank:
-            name, _, value = value.partition(" ")
-        values = self.env if word == "ENV" else self.params
-        self.is_broken |= word not in ("PARAM", "ENV") or not name or name in values or len(values) > MOST_LINES
-        values[name] = value
-
-
 class Verifier:
     """A conversation with one server, line by line."""
 
@@ -68,7 +40,8 @@ class Verifier:
     ) -> None:  # fmt: skip
         """*images*: the names there are, None if unknown here; *per_slot*: complexes that count for each slot."""
         self._settings, self._groups, self._images, self._per_slot = settings, groups, images, frozenset(per_slot)
-        self._job: Submission | None = None
+        self._job: dict[str, dict[str, str]] | None = None  # what the server says of it, by the first word of a line
+        self._is_broken = False  # somebody else spoke in between
 
     def hear(self, line: str) -> list[str] | None:
         """The answers to one line; None when the conversation is over."""
@@ -76,20 +49,29 @@ class Verifier:
         if word == "QUIT":
             return None
         if self._job is None:
-            self._job = Submission() if word == "START" else None
-            return ["SEND ENV", "STARTED"] if self._job else []
-        if word != "BEGIN":
-            self._job.note(word, rest)
-            return []
-        job, self._job = self._job, None
-        return self._judge(job)
+            if word != "START":
+                return []
+            self._job, self._is_broken = {"PARAM": {}, "ENV": {}}, False
+            return ["SEND ENV", "STARTED"]
+        if word == "BEGIN":
+            job, self._job = self._job, None
+            return self._judge(job["PARAM"], job["ENV"])
+        name, blank, value = rest.partition(" ")
+        if word == "ENV" and blank:
+            name, _, value = value.partition(" ")
+        values = self._job.get(word)
+        if values is None or not name or name in values or len(values) > MOST_LINES:
+            self._is_broken = True
+        else:
+            values[name] = value
+        return []
 
-    def _judge(self, job: Submission) -> list[str]:
+    def _judge(self, params: dict[str, str], env: dict[str, str]) -> list[str]:
         refused = "RESULT STATE REJECT belljar:"
-        if job.is_broken:
+        if self._is_broken:
             return [f"{refused} a resource or variable of this job holds a line break. Take it out."]
         try:
-            changes = self.changes(job.params, job.env)
+            changes = self.changes(params, env)
         except BadSetting as exc:
             # The site's mistake: its jobs are not to be refused for it. Each node judges again.
             return [f"LOG WARNING belljar: {printable(exc.message)[:1000]}", "RESULT STATE ACCEPT"]
@@ -101,36 +83,32 @@ class Verifier:
         """The commands that change the job, if any. Raises UsageError with what its user is to read."""
         hard, soft = resources(params.get("l_hard", "")), resources(params.get("l_soft", ""))
         image = hard.get(ASKED) or soft.get(ASKED) or env.get(IMAGE, "")
-        if OF_A_SHELL in env:
-            return _elsewhere(image, hard)
+        if OF_A_SHELL in env:  # qsh, qrsh and qlogin: never in a machine, and only in queues without our prolog
+            if image:
+                hint = "Submit with qsub; `belljar exec` reaches into it."
+                raise NotPermitted("qsh, qrsh and qlogin have no machine", hint=hint)
+            return _changed("l_hard", hard, {**hard, SHELL: "1"})
         if not image and not self._settings.default_image and not self._settings.queue_images:
             return []
         checkpoint_of(env.get(CHECKPOINT, ""), self._settings)
-        wishes = self._wishes(hard)
-        if params.get("r") == "y":
-            wishes[RERUN] = "y"
-        if image:
-            self._check(image, params, hard, wishes)
-            wishes[IMAGE] = image
-        changes = [f"ENV {'MOD' if name in env else 'ADD'} {name} {value}" for name, value in wishes.items()]
-        kept = {name: value for name, value in hard.items() if name not in (ASKED, ASKED_DISK)}
-        if image:
-            kept[FLAG] = "1"
-        others = {name: value for name, value in soft.items() if name != ASKED}
-        for name, before, after in (("l_hard", hard, kept), ("l_soft", soft, others)):
-            if before != after:
-                changes.append(f"PARAM {name} {_joined(after)}")
-        return changes
-
-    def _wishes(self, hard: dict[str, str]) -> dict[str, str]:
-        """Variables for the job's start. A memory that counts for each slot has a star."""
+        # A memory that counts for each slot has a star.
         name = next((name for name in RESERVED if memory(hard.get(name, ""))), "")
-        wall = hard["h_rt"] if seconds(hard.get("h_rt", "")) is not None else ""
-        reserved = hard[name] + ("*" if name in self._per_slot else "") if name else ""
-        words = {MEMORY: reserved, WALL: wall, DISK: hard.get(ASKED_DISK, "")}
-        return {variable: word for variable, word in words.items() if word}
+        words = {
+            MEMORY: name and hard[name] + ("*" if name in self._per_slot else ""),
+            WALL: hard["h_rt"] if seconds(hard.get("h_rt", "")) is not None else "",
+            DISK: hard.get(ASKED_DISK, ""), RERUN: "y" if params.get("r") == "y" else "", IMAGE: image,
+        }  # fmt: skip
+        if image:
+            self._check(image, params, hard, words[MEMORY])
+        kept = {name: value for name, value in hard.items() if name not in (ASKED, ASKED_DISK)}
+        others = {name: value for name, value in soft.items() if name != ASKED}
+        return [
+            *(f"ENV {'MOD' if name in env else 'ADD'} {name} {word}" for name, word in words.items() if word),
+            *_changed("l_hard", hard, {**kept, FLAG: "1"} if image else kept),
+            *_changed("l_soft", soft, others),
+        ]
 
-    def _check(self, image: str, params: dict[str, str], hard: dict[str, str], wishes: dict[str, str]) -> None:
+    def _check(self, image: str, params: dict[str, str], hard: dict[str, str], asked_memory: str) -> None:
         check_name(image)
         user, queue = params.get("USER", ""), params.get("q_hard", "").partition("@")[0]
         groups = {params.get("GROUP", ""), *self._groups(user)} - {""}
@@ -139,10 +117,9 @@ class Verifier:
         if known is not None and image not in known and not REFERENCE.match(image):
             names = ", ".join(sorted(known)[:20]) or "none"
             raise NotPermitted(f"image {image}: there is none of this name", hint=f"There are: {names}.")
-        slots = _slots(params)
-        limit, reserved = memory(hard.get("h_vmem", "")), reserved_memory(wishes.get(MEMORY, ""), slots)
+        slots, limit = _slots(params), memory(hard.get("h_vmem", ""))
         space = -1 if limit is None else limit * slots
-        most = min((size for size in (space, reserved) if size is not None and size > 0), default=None)
+        most = min((size for size in (space, reserved(asked_memory, slots) or 0) if size > 0), default=None)
         gpus = sum(hard.get(name, "0") != "0" for name in GPUS)
         check_limits(slots, most, memory(hard.get(ASKED_DISK, "")), self._settings, gpus)
         guest_memory(most, space, self._settings, GIB)
@@ -154,16 +131,9 @@ def resources(text: str) -> dict[str, str]:
     return {name: value if equals else "TRUE" for name, equals, value in pairs}
 
 
-def _elsewhere(image: str, hard: dict[str, str]) -> list[str]:
-    """qsh, qrsh and qlogin: never in a machine, and only in queues without our prolog."""
-    if image:
-        hint = "Submit with qsub; `belljar exec` reaches into it."
-        raise NotPermitted("qsh, qrsh and qlogin have no machine", hint=hint)
-    return [] if hard.get(SHELL) == "1" else [f"PARAM l_hard {_joined({**hard, SHELL: '1'})}"]
-
-
-def _joined(values: dict[str, str]) -> str:
-    return ",".join(f"{name}={value}" for name, value in values.items())
+def _changed(param: str, before: dict[str, str], after: dict[str, str]) -> list[str]:
+    pairs = ",".join(f"{name}={value}" for name, value in after.items())
+    return [] if before == after else [f"PARAM {param} {pairs}"]
 
 
 def _slots(params: dict[str, str]) -> int:

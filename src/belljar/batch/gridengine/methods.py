@@ -94,39 +94,30 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 def _signal_all(pid: int, number: int, spool: Path) -> None:
-    """To the group, and to what has left it but has the job's additional group (`ENABLE_ADDGRP_KILL`); not to this
-    process, its shell, and other methods', which have it too."""
+    """To the group, and to what has left it but has the job's additional group (`ENABLE_ADDGRP_KILL`); not to this process, its
+    shell, and other methods', which have it too: the shepherd runs each in a group of its own, as a child beside the job."""
     with suppress(ProcessLookupError):
         _signal_group(pid, number)
-    group = _additional_group(spool)
-    if group is None:
-        return
-    spared = {os.getpgrp(), *_groups_of_methods(spool)}
-    for other in all_pids():
-        with suppress(OSError, KeyError):
-            if str(group) in _status(other)["Groups"] and os.getpgid(other) not in spared:
-                os.kill(other, number)
-
-
-def _groups_of_methods(spool: Path) -> Iterator[int]:
-    """The process groups in which the shepherd runs its methods: its children that are not the job."""
-    with suppress(OSError):
-        shepherd, job = ((spool / name).read_text().strip() for name in ("pid", "job_pid"))
-        for pid in all_pids():
-            with suppress(OSError, KeyError):
-                if _status(pid)["PPid"] == [shepherd] and str(pid) != job:
-                    yield pid
-
-
-def _additional_group(spool: Path) -> int | None:
-    try:
+    with suppress(OSError, ValueError):
         settings = spool_config((spool / "config").read_bytes())
         group = int(settings.get("add_grp_id", b"0"))
-    except (OSError, ValueError):
-        return None
-    return group if settings.get("enable_addgrp_kill") == b"1" and group > 0 and group in os.getgroups() else None
+        if settings.get("enable_addgrp_kill") != b"1" or group <= 0 or group not in os.getgroups():
+            return
+        statuses, spared = dict(_statuses()), {os.getpgrp()}
+        with suppress(OSError):
+            shepherd, job = ((spool / name).read_text().strip() for name in ("pid", "job_pid"))
+            spared |= {
+                other for other, status in statuses.items() if status.get("PPid") == [shepherd] and str(other) != job
+            }
+        for other, status in statuses.items():
+            with suppress(OSError):
+                if str(group) in status.get("Groups", ()) and os.getpgid(other) not in spared:
+                    os.kill(other, number)
 
 
-def _status(pid: int) -> dict[str, list[str]]:
-    rows = (line.partition(":") for line in (PROC / str(pid) / "status").read_text(errors="replace").splitlines())
-    return {name: value.split() for name, _, value in rows}
+def _statuses() -> Iterator[tuple[int, dict[str, list[str]]]]:
+    """Of every process: what proc(5) says of it."""
+    for pid in all_pids():
+        with suppress(OSError):
+            text = (PROC / str(pid) / "status").read_text(errors="replace")
+            yield pid, {name: value.split() for name, _, value in (line.partition(":") for line in text.splitlines())}

@@ -21,6 +21,7 @@ from belljar.batch.gridengine.hooks import ALLOWED, value, with_complexes
 from belljar.batch.gridengine.jsv import ASKED, ASKED_DISK, FLAG, RESERVED, SHELL
 from belljar.batch.install.commands import Needs
 from belljar.batch.install.pieces import Advice, Change, Clash, OurFile, Piece, Place, SiteOfSystem
+from belljar.batch.job.terms import NODE_NAME
 from belljar.errors import BadOption, BelljarError
 from belljar.findings import Finding, expect, fail, ok
 
@@ -29,7 +30,6 @@ IN_USE = (
     f"Nothing was taken out. Take {ASKED} and {ASKED_DISK} out of `complex_values` of your queues and hosts, then uninstall again:"
     f" `qconf -dattr queue complex_values {ASKED}=IMAGE QUEUE`, `qconf -dattr exechost ... HOST`."
 )
-QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def _common(variables: Mapping[str, str]) -> Path | None:
@@ -50,8 +50,16 @@ class GridEngineSite(SiteOfSystem):
 
     def pieces(self, place: Place) -> Iterator[Piece]:
         """Option `queue`: names with commas between. Raises BadOption."""
-        queues = queues_of(place)
-        yield from _scripts(place)
+        queues = [name.strip() for name in place.options.get("queue", "").split(",") if name.strip()]
+        if wrong := [name for name in queues if not NODE_NAME.fullmatch(name)]:
+            raise BadOption(f"queue {wrong[0]}: no name of a queue", hint="`qconf -sql` lists them.")
+        words = {
+            "version": __version__, "per_slot": ",".join(_per_slot(place)), "fingerprint": fingerprint(place.settings),
+            "root": shlex.quote(str(place.folder.parent.parent)), "cell": shlex.quote(place.folder.parent.name),
+        }  # fmt: skip
+        for name in (HOOK, METHOD, VERIFIER):
+            text = place.filled(Path(__file__).with_name(f"{name}.sh"), **words)
+            yield OurFile("what the queues and the server call", place.wrapper.with_name(name), text)
         ours, path = (str(place.belljar), "internal", "hook", "gridengine"), str(place.wrapper.with_name(VERIFIER))
         yield Change(
             "complexes: what users ask with", ("qconf", "-sc"), partial(_has_complexes, {FLAG, SHELL, NOTICE}),
@@ -93,23 +101,6 @@ class GridEngineSite(SiteOfSystem):
             yield expect(what, is_there, "" if is_there else without, f"`qconf {option} {name}`")
 
 
-def queues_of(place: Place) -> list[str]:
-    """The queues named by the option. Raises BadOption for what can be no queue's name."""
-    names = [name.strip() for name in place.options.get("queue", "").split(",") if name.strip()]
-    for name in names:
-        if not QUEUE_NAME.fullmatch(name):
-            raise BadOption(f"queue {name}: no name of a queue", hint="`qconf -sql` lists them.")
-    return names
-
-
-def _scripts(place: Place) -> Iterator[OurFile]:
-    root, cell = shlex.quote(str(place.folder.parent.parent)), shlex.quote(place.folder.parent.name)
-    words = {"version": __version__, "per_slot": ",".join(_per_slot(place)), "fingerprint": fingerprint(place.settings)}
-    for name in (HOOK, METHOD, VERIFIER):
-        text = place.filled(Path(__file__).with_name(f"{name}.sh"), root=root, cell=cell, **words)
-        yield OurFile("what the queues and the server call", place.wrapper.with_name(name), text)
-
-
 def fingerprint(settings: Settings) -> str:
     """For what the verifier reads when the server starts it: the server keeps it running until its file changes."""
     return hashlib.sha256(f"{__version__} {settings!r}".encode()).hexdigest()[:16]
@@ -138,18 +129,6 @@ def _is_value(name: str, expected: str, shown: str) -> bool:
     return value(shown, name) == expected
 
 
-def attributes(place: Place) -> dict[str, str]:
-    """A queue's attributes as belljar wants them."""
-    hook, method = place.wrapper.with_name(HOOK), place.wrapper.with_name(METHOD)
-    job = "$job_id $ja_task_id $job_owner"
-    return {
-        "starter_method": str(place.wrapper),
-        "prolog": f"root@{hook} prolog {job}",
-        "epilog": f"root@{hook} epilog {job}",
-        **{f"{name}_method": f"{method} {name} $job_pid" for name in ("suspend", "resume", "terminate")},
-    }
-
-
 def _queue(place: Place, queue: str) -> Iterator[Piece]:
     """The attributes of one queue. What a site has set itself stays: then somebody has to make the one call the other."""
     try:
@@ -157,7 +136,12 @@ def _queue(place: Place, queue: str) -> Iterator[Piece]:
     except BelljarError as exc:
         yield Clash(f"queue {queue}", f"{exc.message}; `qconf -sql` lists the queues")
         return
-    for name, expected in attributes(place).items():
+    hook, method, job = place.wrapper.with_name(HOOK), place.wrapper.with_name(METHOD), "$job_id $ja_task_id $job_owner"
+    attributes = {
+        "starter_method": str(place.wrapper), "prolog": f"root@{hook} prolog {job}", "epilog": f"root@{hook} epilog {job}",
+        **{f"{name}_method": f"{method} {name} $job_pid" for name in ("suspend", "resume", "terminate")},
+    }  # fmt: skip
+    for name, expected in attributes.items():
         present = value(shown, name)
         if present.lower() not in ("", "none", expected.lower()):
             text = f"queue {queue} has {name} {present}. Let that call, or be, what belljar needs: {expected}"

@@ -2,4 +2,4 @@
 
 from belljar.batch import System
 
-SYSTEM = System(__name__, "HTCondor", ends_words=True, hooks={"prepare": "rules:run"}, gives_devices=True)
+SYSTEM = System(__name__, "HTCondor", ends_words=True, hooks={"prepare": "rules:run"})

@@ -13,8 +13,7 @@ from belljar.records import dataclass
 LARGEST = 4 << 20  # bytes; an ad that is larger is not read
 MOST = 5000  # attributes
 NAME = re.compile(r"\s*('(?:[^'\\]|\\.)*'|[A-Za-z_][A-Za-z0-9_]*)\s*=(?![=?!])\s*")
-INTEGER = re.compile(r"[+-]?[0-9]+\Z")
-REAL = re.compile(r"[+-]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][+-]?[0-9]+)?\Z")
+NUMBER = re.compile(r"[+-]?(?:([0-9]{1,19})|(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][+-]?[0-9]+)?)\Z")
 
 
 @dataclass(frozen=True)
@@ -27,40 +26,31 @@ class Expression:
 Value = str | int | float | bool | Expression | None
 
 
-class Ad:
-    """One ad. Names of attributes have no case; the last one of a name counts."""
-
-    def __init__(self, values: dict[str, Value]) -> None:
-        self._values = values
-
-    def get(self, name: str) -> Value:
-        return self._values.get(name.lower())
+class Ad(dict[str, Value]):
+    """One ad. Names of attributes have no case, and are in small letters here; the last one of a name counts."""
 
     def text(self, name: str) -> str:
         """A string literal; "" where there is none."""
-        value = self.get(name)
+        value = self.get(name.lower())
         return value if isinstance(value, str) else ""
 
     def number(self, name: str) -> int | None:
         """A literal number, cut to an integer; None where there is none or it makes no sense."""
-        value = self.get(name)
+        value = self.get(name.lower())
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return None
         return int(value) if 0 <= value < 2**62 else None
 
-    def __len__(self) -> int:
-        return len(self._values)
-
 
 def parse(data: bytes) -> Ad:
     """The first ad of a text: an empty line ends it. Never raises: what is not an ad has no attributes."""
-    values: dict[str, Value] = {}
+    ad = Ad()
     for line in data[:LARGEST].decode("utf-8", "surrogateescape").split("\n"):
         if match := NAME.match(line):
-            values[match[1].strip("'").lower()] = value_of(line[match.end() :].strip())
-        if len(values) >= MOST or (values and not line.strip()):
+            ad[match[1].strip("'").lower()] = value_of(line[match.end() :].strip())
+        if len(ad) >= MOST or (ad and not line.strip()):
             break
-    return Ad(values)
+    return ad
 
 
 def value_of(text: str) -> Value:
@@ -70,10 +60,8 @@ def value_of(text: str) -> Value:
         return word == "true"
     if word in ("undefined", "error"):
         return None
-    if INTEGER.match(text) and len(text) < 20:
-        return int(text)
-    if REAL.match(text) and len(text) < 40:
-        return float(text)
+    if len(text) < 40 and (number := NUMBER.match(text)):
+        return int(text) if number[1] else float(text)
     # In a string a backslash means something only before a quotation mark; a bare mark shows that it is more than one.
     if len(text) >= 2 and text[0] == '"' == text[-1] and '"' not in text[1:-1].replace('\\"', ""):
         return text[1:-1].replace('\\"', '"')

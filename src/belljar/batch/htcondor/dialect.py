@@ -41,6 +41,7 @@ OUR_WORD = b"belljar"
 SHELL = "belljar-shell"  # beside the launchers
 # For the job of `condor_submit -i`, which only sleeps until somebody comes: USR1 says that somebody is there.
 UNTIL_LEFT = b"""trap "trap '' USR1; exec sleep infinity" USR1; sleep 180 & wait"""
+NO_GPU = "10000"  # ENVIRONMENT_VALUE_FOR_UnAssignedGPUs, of every job without one where a node has some
 JOB_ID = re.compile(r"([0-9]+\.[0-9]+|undefined)\Z")
 
 
@@ -66,7 +67,7 @@ class HTCondor(Dialect):
         return Job(
             system=self.name, id=(id := f"{cluster}.{proc}"), aliases=tuple(filter(None, [ad.text("GlobalJobId")[:300]])), name=ad.text("JobBatchName"),
             queue=ad.text("AcctGroup"), image=image_of(ad), checkpoint=ad.text(CHECKPOINT), native=native, visitor=_visitor(here.argv, ad, id),
-            inside=Command(b"/bin/sh", (b"sh", b"-c", UNTIL_LEFT)) if ad.get("InteractiveJob") is True else Command(b"", ()),
+            inside=Command(b"/bin/sh", (b"sh", b"-c", UNTIL_LEFT)) if ad.get("interactivejob") is True else Command(b"", ()),
             cpus=slot.number("Cpus") or ad.number("RequestCpus"), disk=disk_of(ad), wall=_wall(ad), grace=_grace(ad),
             memory=memory_of(slot, "Memory") or memory_of(ad, "RequestMemory"), started_before=starts - 1, signals_reach_all=False,
             inherits_ignored=True, staged=_staged(here), redirect=(ERROR_FILE.encode(),), answer=os.fsencode(here.var(ERROR_FILE)), ask_env=chirp,
@@ -86,6 +87,11 @@ class HTCondor(Dialect):
         """The starter gives the job back for such a file."""
         files, folder = ((job.answer, reason.encode("ascii", "replace") + b"\n"),), os.path.dirname(job.answer)
         return Ending(1, files=files, opens=folder)
+
+    def devices(self, env: Mapping[str, str]) -> dict[str, list[str]]:
+        """GPUs: `CUDA0,CUDA1` by number, or `GPU-c4a646d7` by the name that condor_gpu_discovery has for it."""
+        names = [name.strip().removeprefix("CUDA") for name in env.get("_CONDOR_AssignedGPUs", "").split(",")]
+        return {"gpu": names} if any(names) and names != [NO_GPU] else {}
 
     def alive(self) -> tuple[str, ...]:
         return ("condor_status", "-constraint", of_this_host(), "-af", "Name", "JobId")
@@ -137,7 +143,7 @@ def _visitor(argv: tuple[bytes, ...], ad: Ad, id: str) -> Callable[[Path], Comma
 
 def image_of(ad: Ad) -> str:
     """What is asked for. A thing that is not a string is handed on as it is written: the rules refuse it with a sentence."""
-    value = ad.get(IMAGE)
+    value = ad.get(IMAGE.lower())
     if isinstance(value, Expression):
         return value.text
     return "" if value is None else str(value)

@@ -25,7 +25,7 @@ from belljar.batch.htcondor.dialect import (
     image_of,
     memory_of,
 )
-from belljar.batch.job import judge, policy
+from belljar.batch.job import policy
 from belljar.errors import BelljarError
 from belljar.model import MIB
 
@@ -41,6 +41,10 @@ def requirements(settings: Settings) -> dict[str, tuple[str, str]]:
     unknown = f'"belljar: +{IMAGE}: no node of this pool has this image. There are: "'
     site = policy.site_of(settings)
     least, no_machine = site["least_memory"] // MIB, f"!({wants_machine(settings)})"
+    checkpoint = f'{CHECKPOINT} =?= "{policy.NEVER}"'
+    if settings.checkpoint != policy.NEVER:
+        pattern = policy.CHECKPOINT.pattern.replace("\\+", "[+]").replace("\\Z", "$")
+        checkpoint = f"(isString({CHECKPOINT}) && regexp({string(f'^({policy.NEVER}$|{pattern})')}, {CHECKPOINT}))"
     refused = {
         "BelljarImage": (requirement(settings), sentence(settings)),
         "BelljarKnown": (
@@ -52,9 +56,9 @@ def requirements(settings: Settings) -> dict[str, tuple[str, str]]:
             OTHER_KIND,
         ),
         "BelljarCheckpoint": (
-            f"{CHECKPOINT} is undefined || {_checkpoint_allowed(settings)}",
+            f"{CHECKPOINT} is undefined || {checkpoint}",
             string(
-                f"belljar: +{CHECKPOINT}: {judge.NO_CHECKPOINTS if settings.checkpoint == judge.NEVER else judge.CHECKPOINT_HINT}"
+                f"belljar: +{CHECKPOINT}: {policy.NO_CHECKPOINTS if settings.checkpoint == policy.NEVER else policy.CHECKPOINT_HINT}"
             ),
         ),
         "BelljarMemory": (
@@ -77,13 +81,6 @@ def requirement_lines(settings: Settings) -> str:
     for name, (expression, reason) in asked.items():
         text += f"SUBMIT_REQUIREMENT_{name} = {expression}\nSUBMIT_REQUIREMENT_{name}_REASON = {reason}\n"
     return text
-
-
-def _checkpoint_allowed(settings: Settings) -> str:
-    if settings.checkpoint == judge.NEVER:
-        return f'{CHECKPOINT} =?= "{judge.NEVER}"'
-    pattern = judge.CHECKPOINT.pattern.replace("\\+", "[+]").replace("\\Z", "$")
-    return f"(isString({CHECKPOINT}) && regexp({string(f'^({judge.NEVER}$|{pattern})')}, {CHECKPOINT}))"
 
 
 def wants_machine(settings: Settings) -> str:

@@ -76,12 +76,16 @@ class HTCondorSite:
         return (("condor_reconfig",),)
 
     def findings(self, place: Place) -> Iterator[Finding]:
-        yield _answers(place)
+        try:
+            yield ok("HTCondor answers", place.output("condor_version").strip().partition("\n")[0])
+        except BelljarError as exc:
+            yield fail("HTCondor answers", exc.message, "Run this where HTCondor is installed.")
         daemons = re.split(r"[\s,]+", ask(place, "", "DAEMON_LIST") or "STARTD SCHEDD")
         config = (read(place.folder / CONFIG) or b"").decode(errors="replace")
-        for name, value in SETTING.findall(config):
-            if ("SCHEDD" if name.startswith(OF_SCHEDD) else "STARTD") in daemons:
-                yield _holds(place, name, value)
+        for name, ours in SETTING.findall(config):
+            subsystem = "SCHEDD" if name.startswith(OF_SCHEDD) else "STARTD" if OF_STARTD.match(name) else "STARTER"
+            if ("SCHEDD" if subsystem == "SCHEDD" else "STARTD") in daemons:
+                yield _holds(place, subsystem, name, ours)
         if "STARTD" in daemons:
             yield from _of_node(place)
         if "SCHEDD" in daemons:
@@ -119,17 +123,8 @@ def ask(place: Place, daemon: str, name: str) -> str:
     return ""
 
 
-def _answers(place: Place) -> Finding:
-    try:
-        printed = place.output("condor_version")
-    except BelljarError as exc:
-        return fail("HTCondor answers", exc.message, "Run this where HTCondor is installed.")
-    return ok("HTCondor answers", printed.strip().partition("\n")[0])
-
-
-def _holds(place: Place, name: str, ours: str) -> Finding:
+def _holds(place: Place, subsystem: str, name: str, ours: str) -> Finding:
     """A setting of our file, without what the site had before, against what the daemon has in the end."""
-    subsystem = "SCHEDD" if name.startswith(OF_SCHEDD) else "STARTD" if OF_STARTD.match(name) else "STARTER"
     value = ask(place, subsystem, name)
     is_there = all(part.strip() in value for part in re.split(r"\$\(\w+\)", ours))
     origin = f"`condor_config_val -subsystem {subsystem} -verbose {name}` tells which file sets it."

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -114,18 +114,22 @@ def find(
     named = {**known.named, **(named or {})}
     given = {**(needs.told_by(folder) if folder else {}), **named}
     folders = folders or known.folders
-    variables = {**dict(_variables(needs, environ, known, given)), **given}
+    variables = _variables(needs, environ, known, given)
     before = map(os.path.dirname, known.programs.values())
     usual = [*needs.bins(variables), *environ.get("PATH", "").split(":"), *before, *SEARCH_PATH.split(":")]
-    programs = dict(_programs(needs.programs, folders.split(":") if folders else usual))
-    programs.update(_elsewhere(needs, Client(system, programs, variables)))
+    programs = _programs(needs.programs, folders.split(":") if folders else usual)
+    client = Client(system, programs, variables, folders, named)
+    for name, argv in needs.told_folders.items():
+        with suppress(BelljarError):  # a system that does not answer
+            if path := _first(name, [client.run(argv, ASK_TIMEOUT).decode(errors="replace").strip()]):
+                programs[name] = path
     is_trusted = bool(folders) or os.geteuid() != 0
     if wrong := [f"{name}: {path}" for name, path in programs.items() if not (is_trusted or is_the_systems(path))]:
         raise BadOption(
             f"{wrong[0]} can be changed by others than root and the system's users, and root is to run it",
             hint="Take that folder out of PATH. If it is right all the same, say --commands DIR.",
         )
-    return Client(system, programs, variables, folders, named)
+    return client
 
 
 def is_the_systems(name: str) -> bool:
@@ -133,45 +137,29 @@ def is_the_systems(name: str) -> bool:
     return only_root_writes(Path(os.path.realpath(name)), highest_uid=LAST_SYSTEM_UID)
 
 
-def _variables(
-    needs: Needs, environ: Mapping[str, str], known: Client, given: Mapping[str, str]
-) -> Iterator[tuple[str, str]]:
-    """Those of the administrator's environment, else those of before."""
+def _variables(needs: Needs, environ: Mapping[str, str], known: Client, given: Mapping[str, str]) -> dict[str, str]:
+    """What is given, and the others of the administrator's environment, else of before."""
     for name, value in given.items():
         if not (NAME.fullmatch(name) and VALUE.fullmatch(value)):
             raise BadOption(f"{name}={value[:80]}: not a variable of one line", hint="Say --variable NAME=VALUE.")
-    for name in [name for name in needs.variables if name not in given]:
-        value = environ.get(name) or known.variables.get(name, "")
+    others = {name: environ.get(name) or known.variables.get(name, "") for name in needs.variables if name not in given}
+    for name, value in others.items():
         if value and (not VALUE.fullmatch(value) or (value.startswith("/") and not is_the_systems(value))):
             raise BadOption(
                 f"{name}={value[:200]}: is not there, or can be changed by others than root and the system's users",
                 hint=f"Correct it, or say --variable {name}=VALUE if it is right all the same.",
             )
-        if value:
-            yield name, value
+    return {name: value for name, value in {**others, **given}.items() if value}
 
 
-def _programs(names: tuple[str, ...], folders: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _programs(names: tuple[str, ...], folders: Iterable[str]) -> dict[str, str]:
     """The first by its folder, then the others beside it: another system's may have the same names."""
-    at = next((path for folder in folders if (path := _executable(folder, names[0]))), None)
-    if at is None:
-        return
+    if (at := _first(names[0], folders)) is None:
+        return {}
     beside = dict.fromkeys(os.path.dirname(path) for path in (at, os.path.realpath(at)))
     around = [*beside, *(f"{os.path.dirname(folder)}/{part}" for folder in beside for part in ("bin", "sbin"))]
-    for name in names:
-        if path := next((path for folder in around if (path := _executable(folder, name))), None):
-            yield name, path
+    return {name: path for name in names if (path := _first(name, around))}
 
 
-def _elsewhere(needs: Needs, client: Client) -> Iterator[tuple[str, str]]:
-    """Those whose folder the system itself tells; one that does not answer tells none."""
-    for name, argv in needs.told_folders.items():
-        with suppress(BelljarError):
-            folder = client.run(argv, ASK_TIMEOUT).decode(errors="replace").strip()
-            if path := _executable(folder, name):
-                yield name, path
-
-
-def _executable(folder: str, name: str) -> str | None:
-    path = os.path.join(folder, name)
-    return path if folder.startswith("/") and os.path.isfile(path) and os.access(path, os.X_OK) else None
+def _first(name: str, folders: Iterable[str]) -> str | None:
+    return shutil.which(name, path=":".join(folder for folder in folders if folder.startswith("/")))

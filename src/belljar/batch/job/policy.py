@@ -13,13 +13,20 @@ from typing import Any
 from belljar.batch import Settings
 from belljar.batch.job import judge
 from belljar.batch.job.judge import IMAGE_NAME
-from belljar.errors import BadSetting, NotPermitted, OverLimit
+from belljar.errors import BadSetting, BelljarError, NotPermitted, OverLimit
 from belljar.model import MIB, Account
 from belljar.records import dataclass
 
 RULE = re.compile(r"(?:\*|(user|group|queue):(\S+)) ([A-Za-z0-9._*?-]+)")  # of batch.allow
 # Of batch.registries. A first word without a dot, port or `localhost` would be a part of a name at Docker Hub.
 REGISTRY = re.compile(r"(localhost|[A-Za-z0-9-]+(?=[.:])[A-Za-z0-9.-]*)(:[0-9]{1,5})?(/[a-z0-9._-]+)*/?")
+
+# How a job is checkpointed, in its own words or the site's.
+_WHEN = r"(on-preempt|on-limit|every=[1-9][0-9]{0,7}[smhd]?)"
+CHECKPOINT = re.compile(rf"{_WHEN}(\+{_WHEN})*\Z")
+NEVER, ON_REQUEST = "never", "on-request"
+NO_CHECKPOINTS = "jobs are not checkpointed here"
+CHECKPOINT_HINT = "It is never, on-preempt, on-limit or every=TIME (every=1h), or several of these with + between."
 
 SMALLEST_GUEST = 256 * MIB
 STEPS = 32  # a guest's size is cut to one of so many per power of two, for each size has a template of its own
@@ -50,13 +57,12 @@ def image_for(asked: str, queue: str, settings: Settings) -> str:
     if asked:
         check_name(asked)
         return asked
-    return judge.chosen("", queue, queue_images(settings), settings.default_image)
+    return queue_images(settings).get(queue, settings.default_image)
 
 
 def check_name(image: str) -> None:
     """Raises NotPermitted unless this can be an image's name."""
-    if wrong := judge.misnamed(image):
-        raise NotPermitted(wrong, hint=judge.NAME_HINT)
+    _judged(NotPermitted, judge.check_name, image)
 
 
 def queue_images(settings: Settings) -> dict[str, str]:
@@ -94,39 +100,36 @@ def registries(settings: Settings) -> list[str]:
 
 def check_allowed(image: str, asker: Asker, settings: Settings) -> None:
     """Raises NotPermitted unless some rule gives this image to this asker, and one of a registry may be pulled."""
-    patterns = _offered(asker, settings)
-    for wrong, hint in (
-        judge.unpulled(image, settings.pull.value, registries(settings)),
-        judge.forbidden(image, patterns, asker.user, asker.queue),
-    ):
-        if wrong:
-            raise NotPermitted(wrong, hint=hint)
+    _judged(NotPermitted, judge.check_allowed, image, asker.user, asker.groups, asker.queue, _rights(settings))
 
 
 def may_be_own(asker: Asker, settings: Settings) -> bool:
     """May this asker's image be one of the asker's own? Rules are about the site's images; only `*` means whatever there is."""
-    return "*" in _offered(asker, settings)
+    return "*" in judge.offered(rules(settings), asker.user, asker.groups, asker.queue)
 
 
 def check_limits(cpus: int | None, memory: int | None, disk: int | None, settings: Settings, gpus: int = 0) -> None:
     """Raises OverLimit for more than the site gives, for GPUs where it gives none, and for less memory than a machine needs."""
-    wrong = next(judge.excess({"cpus": cpus, "memory": memory, "disk": disk, "gpus": gpus}, _limits(settings)), "")
-    if wrong:
-        raise OverLimit(wrong, hint="Ask for another size, or ask your site.")
+    sizes = {"cpus": cpus, "memory": memory, "disk": disk, "gpus": gpus}
+    _judged(OverLimit, judge.check_sizes, sizes, _limits(settings))
 
 
 def checkpoint_of(asked: str | None, settings: Settings) -> str:
     """When this job is checkpointed: its own words or the site's, "" for never. Raises NotPermitted, BadSetting."""
     if asked is None:
         return ""
-    if not (judge.CHECKPOINT.match(settings.checkpoint) or settings.checkpoint in (judge.NEVER, judge.ON_REQUEST)):
-        hint = f"Or on-request. {judge.CHECKPOINT_HINT}"
-        raise BadSetting(f"batch.checkpoint: {settings.checkpoint[:60]!r} is not when jobs are checkpointed", hint=hint)
-    wrong, hint = judge.uncheckpointed(asked, settings.checkpoint)
-    if wrong:
-        raise NotPermitted(wrong, hint=hint)
-    words = asked or settings.checkpoint
-    if words in (judge.NEVER, judge.ON_REQUEST):
+    known = settings.checkpoint
+    if not (CHECKPOINT.match(known) or known in (NEVER, ON_REQUEST)):
+        hint = f"Or on-request. {CHECKPOINT_HINT}"
+        raise BadSetting(f"batch.checkpoint: {known[:60]!r} is not when jobs are checkpointed", hint=hint)
+    if asked not in ("", NEVER):
+        if not CHECKPOINT.match(asked):
+            raise NotPermitted(f"checkpoint {asked[:60]!r}: not when a job can be checkpointed", hint=CHECKPOINT_HINT)
+        if known == NEVER:
+            hint = "Leave it out, or ask your site (batch.checkpoint)."
+            raise NotPermitted(f"checkpoint {asked}: {NO_CHECKPOINTS}", hint=hint)
+    words = asked or known
+    if words in (NEVER, ON_REQUEST):
         return ""
     if not settings.checkpoint_folder.startswith("/"):
         hint = "Name a folder that every node sees, of mode 1777; or set batch.checkpoint to never."
@@ -138,11 +141,8 @@ def site_of(settings: Settings) -> dict[str, Any]:
     """All of it as plain data, by the names that `judge` has for it. Raises BadSetting."""
     if settings.default_image:
         check_name(settings.default_image)
-    return {
-        "default_image": settings.default_image, "queue_images": queue_images(settings),
-        "allow": [list(rule) for rule in rules(settings)], **_limits(settings),
-        "pull": settings.pull.value, "registries": registries(settings), "checkpoint": settings.checkpoint,
-    }  # fmt: skip
+    images = {"default_image": settings.default_image, "queue_images": queue_images(settings)}
+    return {**images, **_rights(settings), **_limits(settings), "checkpoint": settings.checkpoint}
 
 
 def in_words(pattern: str, escape: Callable[[str], str]) -> str:
@@ -150,8 +150,18 @@ def in_words(pattern: str, escape: Callable[[str], str]) -> str:
     return "".join({"*": ".*", "?": "."}.get(char) or escape(char) for char in pattern)
 
 
-def _offered(asker: Asker, settings: Settings) -> list[str]:
-    return judge.offered(rules(settings), asker.user, asker.groups, asker.queue)
+def _judged(error: type[BelljarError], check: Callable[..., None], *facts: object) -> None:
+    """Its refusal as this error."""
+    try:
+        check(*facts)
+    except judge.Refused as exc:
+        why, hint = exc.args
+        raise error(why, hint=hint) from None
+
+
+def _rights(settings: Settings) -> dict[str, Any]:
+    allow = [list(rule) for rule in rules(settings)]
+    return {"allow": allow, "pull": settings.pull.value, "registries": registries(settings)}
 
 
 def _limits(settings: Settings) -> dict[str, int]:

@@ -94,9 +94,12 @@ def payload(here: Surroundings, job: Job, caller: Caller, settings: Settings) ->
     command: Command = job.inside if job.inside.argv else job.native
     copies = stage_cwd(here, caller, settings)
     inside = (*(share.target for share in caller.shares), *(copy.inside for copy in copies))
+    env = for_guest(here.env, settings, (*inside, *map(os.fsdecode, job.staged.folders)))
+    if settings.scratch:
+        env = (*(pair for pair in env if pair[0] != b"TMPDIR"), (b"TMPDIR", SCRATCH_PLACE.encode()))
     return Payload(
         argv=command.argv, program=command.path, account=caller.account, cwd=here.cwd,
-        env=environment(here, job, inside, settings), umask=caller.umask,
+        env=env, umask=caller.umask,
         rlimits=caller.rlimits, lingers=job.lingers, terminal=caller.terminal and command.stdin is None,
         stdin=StdinKind.STREAM if command.stdin is not None else caller.stdio[0], stdout=caller.stdio[1],
         stderr=caller.stdio[2], inputs=copies, files=tuple(files(here, job, inside)),
@@ -116,14 +119,6 @@ def with_defaults(request: Request, defaults: Mapping[bytes, bytes]) -> Request:
         new[b"PATH"] = b":".join([*folders, path])
     env = (*(pair for pair in work.payload.env if pair[0] not in new), *new.items())
     return replace(request, work=RunPayload(replace(work.payload, env=env)))
-
-
-def environment(here: Surroundings, job: Job, inside: Iterable[str], settings: Settings) -> Pairs:
-    """The job's variables as its guest has them."""
-    env = for_guest(here.env, settings, (*inside, *map(os.fsdecode, job.staged.folders)))
-    if not settings.scratch:
-        return env
-    return (*(pair for pair in env if pair[0] != b"TMPDIR"), (b"TMPDIR", SCRATCH_PLACE.encode()))
 
 
 def for_guest(env: Pairs, settings: Settings, inside: Iterable[str]) -> Pairs:

@@ -196,6 +196,10 @@ class Dialect(Protocol):
         """The job with that number, `failed_starts`, and whatever else of the command's answer `tell` needs."""
         return job
 
+    def devices(self, env: Mapping[str, str]) -> dict[str, list[str]]:
+        """class -> the system's own names of the devices that a job was given. Raises HostError where it does not tell which."""
+        return {}
+
     def alive(self) -> tuple[str, ...]:
         """The command that lists the jobs the system knows to run on this node."""
 

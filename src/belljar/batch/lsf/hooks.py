@@ -17,7 +17,6 @@ from belljar.batch.job.terms import whole
 from belljar.batch.lsf.dialect import DISK, IMAGE, MEMORY, WALL, memory_of
 from belljar.errors import BadOption, BelljarError
 from belljar.model import GIB, KIB, MIB
-from belljar.records import dataclass, field
 
 PROFILE = "vm"  # of lsb.applications, and what follows `-a`
 ABORT = 97  # LSB_SUB_ABORT_VALUE where it is not set
@@ -27,12 +26,7 @@ LINE = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)\Z", re.DOTALL)
 SIZE = re.compile(r"([0-9]{1,12})([KMGT]?)B?\Z", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Changes:
-    """What an esub has bsub change."""
-
-    options: dict[str, str] = field(default_factory=dict)
-    env: dict[str, str] = field(default_factory=dict)
+Changes = tuple[dict[str, str], dict[str, str]]  # of the options of bsub, and of the job's variables
 
 
 def run(call: Call) -> int:
@@ -42,8 +36,10 @@ def run(call: Call) -> int:
         with open(env["LSB_SUB_PARM_FILE"], "rb") as file:
             asked = parameters(file.read(LARGEST))
         changes = esub(call.words, asked, env, call.asker(), call.settings())
-        _append(env["LSB_SUB_MODIFY_FILE"], changes.options)
-        _append(env["LSB_SUB_MODIFY_ENVFILE"], changes.env)
+        for name, values in zip(("LSB_SUB_MODIFY_FILE", "LSB_SUB_MODIFY_ENVFILE"), changes, strict=True):
+            if values:  # names and numbers that were checked: nothing in them needs a quote
+                with open(env[name], "a", encoding="ascii") as file:
+                    file.writelines(f'{key}="{value}"\n' for key, value in values.items())
     except BelljarError as exc:
         print(f"belljar: {exc.message}\nhint: {exc.hint}", file=sys.stderr)
         abort = env.get("LSB_SUB_ABORT_VALUE", "")
@@ -64,19 +60,18 @@ def esub(
         if wishes:
             raise BadOption("-a vm: which image?", hint='Write bsub -a "vm(image=NAME)".')
         # A job that is submitted from within another one has that one's words in its environment.
-        return Changes(env={name: "" for name in (IMAGE, MEMORY, DISK, WALL) if env.get(name)})
+        return {}, {name: "" for name in (IMAGE, MEMORY, DISK, WALL) if env.get(name)}
     disk = _size(wishes["disk"]) if "disk" in wishes else None
     memory = (whole(asked.get("LSB_SUB_RLIMIT_RSS", "")) or 0) * KIB
-    reserved = memory_of(asked.get("LSB_SUB_RES_REQ", ""), "MB")
-    check_allowed(image, asker, settings)
     cpus = whole(asked.get("LSB_SUB_NUM_PROCESSORS", "")) or None
-    check_limits(cpus, memory or reserved, disk, settings)
+    check_allowed(image, asker, settings)
+    check_limits(cpus, memory or memory_of(asked.get("LSB_SUB_RES_REQ", ""), "MB"), disk, settings)
     variables = {
-        IMAGE: image if wishes.get("image") else "", MEMORY: str(memory or ""), DISK: str(disk or ""),
+        IMAGE: wishes.get("image", ""), MEMORY: str(memory or ""), DISK: str(disk or ""),
         WALL: str(whole(asked.get("LSB_SUB_RLIMIT_RUN", "")) or ""),
     }  # fmt: skip
     options = {} if asked.get("LSB_SUB3_APP") or not wishes else {"LSB_SUB3_APP": PROFILE}
-    return Changes(options, {name: value for name, value in variables.items() if value or env.get(name)})
+    return options, {name: value for name, value in variables.items() if value or env.get(name)}
 
 
 def wants(words: Sequence[str], additional: str) -> dict[str, str]:
@@ -108,13 +103,6 @@ def parameters(data: bytes) -> dict[str, str]:
                 value = re.sub(r"\\(.)", r"\1", value[1:-1])
             values.setdefault(match[1], "" if value == "SUB_RESET" else value)
     return values
-
-
-def _append(path: str, values: Mapping[str, str]) -> None:
-    """Lines into one of bsub's files. Values are names and numbers that were checked: nothing in them needs a quote."""
-    if values:
-        with open(path, "a", encoding="ascii") as file:
-            file.writelines(f'{name}="{value}"\n' for name, value in values.items())
 
 
 def _size(text: str) -> int:

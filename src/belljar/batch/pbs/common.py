@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.batch.job.terms import Dialect, Staged, Surroundings, one_line, one_node
+from belljar.batch.job.terms import Dialect, Staged, Surroundings, one_line
 from belljar.errors import BadOption, NotInAJob
 
 if TYPE_CHECKING:
@@ -38,11 +38,6 @@ def spooled(line: bytes) -> bytes | None:
     return ESCAPED.sub(rb"\1", match[1]) if match else None
 
 
-def is_first_task(here: Surroundings) -> bool:
-    """Is this the job's own shell or program? All else was started by the task manager (pbsdsh, mpiexec)."""
-    return here.var("PBS_TASKNUM") in ("", "1") and here.var("PBS_NODENUM") in ("", "0")
-
-
 def is_interactive(here: Surroundings) -> bool:
     return here.var("PBS_ENVIRONMENT") not in ("", BATCH)
 
@@ -50,15 +45,6 @@ def is_interactive(here: Surroundings) -> bool:
 def login_name(shell: bytes) -> bytes:
     """`-bash` for /bin/bash: what makes a shell a login shell."""
     return b"-" + shell.rpartition(b"/")[2]
-
-
-def seconds(text: str) -> float | None:
-    """Seconds of "90", "1:30" or "02:00:00" (with days in front in Torque); None for what is not a time."""
-    parts = text.strip().partition(".")[0].split(":")
-    if not 1 <= len(parts) <= 4 or not all(part.isascii() and part.isdecimal() and len(part) < 12 for part in parts):
-        return None
-    factors = (1, 60, 3600, 86400)
-    return float(sum(int(part) * factor for part, factor in zip(reversed(parts), factors, strict=False)))
 
 
 def job_id(here: Surroundings) -> tuple[str, tuple[str, ...]]:
@@ -98,13 +84,13 @@ class Pbs(Dialect):
 
     def close_node(self, node: str, reason: str) -> tuple[tuple[str, ...], ...]:
         text = plain(f"{OURS} {reason.removeprefix(OURS).strip()}")
-        return (("pbsnodes", "-o", self.note, text, one_node(node)),)
+        return (("pbsnodes", "-o", self.note, text, node),)
 
     def open_node(self, node: str) -> tuple[tuple[str, ...], ...]:
-        return (("pbsnodes", self.into_service, self.note, "", one_node(node)),)
+        return (("pbsnodes", self.into_service, self.note, "", node),)
 
     def why_closed(self, node: str) -> tuple[str, ...]:
-        return ("pbsnodes", one_node(node))
+        return ("pbsnodes", node)
 
     def closed_by_us(self, printed: bytes) -> bool:
         text = printed.decode("utf-8", "replace")

@@ -1,4 +1,5 @@
-"""Sizes and selections as PBS writes them. `batch install openpbs` puts this very text before its hooks, so it is written for Python 3.5."""
+# ruff: noqa: B905 - for Python 3.5
+"""Sizes, times and selections as PBS writes them. `batch install openpbs` puts this very text before its hooks, so it is written for Python 3.5."""
 
 import re
 
@@ -17,6 +18,14 @@ def size(text: str) -> "int | None":
     if match is None:
         return None
     return int(match.group(1)) * (WORD if match.group(3).lower() == "w" else 1) << POWERS[match.group(2).lower()]
+
+
+def seconds(text: str) -> "int | None":
+    """Of "90", "1:30" or "02:00:00" (with days in front in Torque); None for what is not a time."""
+    parts = text.strip().partition(".")[0].split(":")
+    if len(parts) > 4 or not all(re.match(r"[0-9]{1,11}\Z", part) for part in parts):
+        return None
+    return sum(int(part) * factor for part, factor in zip(reversed(parts), (1, 60, 3600, 86400)))
 
 
 def chunks(selection: object) -> "list[dict[str, str]]":

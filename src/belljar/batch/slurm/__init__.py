@@ -2,4 +2,4 @@
 
 from belljar.batch import System
 
-SYSTEM = System(__name__, "Slurm", node_variable="SLURMD_NODENAME", gives_devices=True)
+SYSTEM = System(__name__, "Slurm", node_variable="SLURMD_NODENAME")

@@ -15,19 +15,8 @@ from collections.abc import Mapping
 
 from belljar.batch import Settings
 from belljar.batch.job import verdict
-from belljar.batch.job.terms import (
-    Command,
-    Dialect,
-    Ending,
-    Job,
-    Standing,
-    Surroundings,
-    Verdict,
-    one_line,
-    one_node,
-    whole,
-)
-from belljar.errors import NotInAJob
+from belljar.batch.job.terms import Command, Dialect, Ending, Job, Standing, Surroundings, Verdict, one_line, whole
+from belljar.errors import HostError, NotInAJob
 from belljar.model import MIB, Outcome
 from belljar.records import replace
 
@@ -61,7 +50,11 @@ class Slurm(Dialect):
         is_redirected = bool(here.options) and line.startswith(b"#!") and b" --" in line
         words = line.decode("ascii", "replace") if is_redirected else ""  # whole here, where the kernel may have cut it
         asked = {**here.options, **dict(re.findall(r" --(image|checkpoint)=(\S*)", words))}
-        ident = _ident(here, raw)
+        # For a task of an array: its last task has the array's own id, and commands given that one mean all. A job submitted from
+        # inside a task inherits SLURM_ARRAY_* (22.05), so the word of the redirect counts.
+        array, task = here.var("SLURM_ARRAY_JOB_ID"), here.var("SLURM_ARRAY_TASK_ID")
+        is_task = array.isdecimal() and task.isdecimal() and here.options.get("array", "yes") == "yes"
+        ident = f"{array}_{task}" if is_task else raw
         cpus = whole(here.var("SLURM_CPUS_ON_NODE"))
         disk = whole(here.options.get("disk", ""))
         return Job(
@@ -122,6 +115,14 @@ class Slurm(Dialect):
         kept = "" if comment.strip() == "(null)" else comment
         return replace(job, comment=kept, failed_starts=int(match[1]) if match else 0)
 
+    def devices(self, env: Mapping[str, str]) -> dict[str, list[str]]:
+        """GPUs, by their numbers in gres.conf. https://slurm.schedmd.com/sbatch.html, https://slurm.schedmd.com/prolog_epilog.html"""
+        names = [name for name in env.get("SLURM_JOB_GPUS", "").split(",") if name]
+        if not names and env.get("SLURM_GPUS_ON_NODE", "0") != "0":
+            hint = "gres.conf has to name each GPU (`File=`, or AutoDetect)."
+            raise HostError("Slurm gave the job GPUs and does not tell which: no SLURM_JOB_GPUS", hint=hint)
+        return {"gpu": names} if names else {}
+
     def alive(self) -> tuple[str, ...]:
         """For all nodes: one host may be several to Slurm, and a name it does not know would look like no jobs."""
         return ("squeue", f"--states={','.join(LIVING)}", f"--format={FORMAT}")
@@ -140,13 +141,13 @@ class Slurm(Dialect):
 
     def close_node(self, node: str, reason: str) -> tuple[tuple[str, ...], ...]:
         text = one_line(reason.removeprefix(OURS).strip())
-        return (("scontrol", "update", f"NodeName={one_node(node)}", "State=DRAIN", f"Reason={OURS} {text}"),)
+        return (("scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={OURS} {text}"),)
 
     def open_node(self, node: str) -> tuple[tuple[str, ...], ...]:
-        return (("scontrol", "update", f"NodeName={one_node(node)}", "State=RESUME"),)
+        return (("scontrol", "update", f"NodeName={node}", "State=RESUME"),)
 
     def why_closed(self, node: str) -> tuple[str, ...]:
-        return ("scontrol", "show", "node", one_node(node))
+        return ("scontrol", "show", "node", node)
 
     def closed_by_us(self, printed: bytes) -> bool:
         text = printed.decode("utf-8", "replace")
@@ -163,14 +164,6 @@ class Slurm(Dialect):
 
 
 DIALECT = Slurm()
-
-
-def _ident(here: Surroundings, raw: str) -> str:
-    """`A_T` for a task of an array: its last task has the array's own id, and commands given that one mean all. A job
-    submitted from inside a task inherits SLURM_ARRAY_* (22.05), so the word of the redirect counts."""
-    array, task = here.var("SLURM_ARRAY_JOB_ID"), here.var("SLURM_ARRAY_TASK_ID")
-    is_task = array.isdecimal() and task.isdecimal() and here.options.get("array", "yes") == "yes"
-    return f"{array}_{task}" if is_task else raw
 
 
 def _native(argv: tuple[bytes, ...], text: bytes) -> Command:

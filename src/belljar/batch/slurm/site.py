@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from belljar.findings import Finding, expect, fail, ok
 PLUGIN, SUBMIT, LUA = "belljar.lua", "job_submit.lua", "job_submit_lua.so"
 FETCHED = Path("/run/slurm/conf/slurm.conf")
 HOOKS, CONFIG = ("Prolog", "Epilog"), ("scontrol", "show", "config")
+PLUGINS = "jobsubmitplugins"
 PAGE = "docs/batch/reference/slurm.md"
 MARK = "-- Made by `belljar batch install slurm`"
 
@@ -37,7 +38,7 @@ class SlurmSite:
         conf, pieces, lines = _conf(place), list[Piece](), list[str]()
         if _asks_at_submission(place):
             pieces += self._at_submission(place, conf)
-            lines += [] if "jobsubmitplugins" in conf else ["JobSubmitPlugins=lua"]
+            lines += [] if PLUGINS in conf else ["JobSubmitPlugins=lua"]
         for hook in HOOKS:
             pieces += self._hook(place, hook, conf)
             lines += [] if any(conf.get(hook.lower(), ())) else [f"{hook}={place.folder}/belljar-{hook.lower()}"]
@@ -52,11 +53,11 @@ class SlurmSite:
         yield OurFile("rules of the site, for slurmctld at submission", plugin, text)
         if not _is_theirs(submit):
             digest = hashlib.sha256(text).hexdigest()
-            shim = place.filled(Path(__file__).with_name(SUBMIT), plugin=quoted(str(plugin)), digest=digest)
+            shim = place.filled(Path(__file__).with_name(SUBMIT), plugin=in_lua(str(plugin)), digest=digest)
             yield OurFile("job_submit plugin of slurmctld", submit, shim)
         elif not names(submit, plugin.name):
             yield Advice("your own job_submit.lua asks belljar's", f"let {submit} call {plugin} ({PAGE})")
-        plugins = ",".join(conf.get("jobsubmitplugins", []))
+        plugins = ",".join(conf.get(PLUGINS, []))
         if plugins and "lua" not in re.split(r"[,\s]+", plugins):
             advice = f"In slurm.conf, add lua to what is there: JobSubmitPlugins={plugins},lua"
             yield Advice("the Lua plugin of slurmctld", advice)
@@ -88,7 +89,16 @@ class SlurmSite:
             return
         yield ok("slurmctld answers", version)
         if _asks_at_submission(place):
-            yield _plugins(place, ",".join(config.get("jobsubmitplugins", ())))
+            what, submit, plugins = (
+                "slurmctld asks belljar at submission",
+                place.folder / SUBMIT,
+                config.get(PLUGINS, [""])[-1],
+            )
+            if "lua" in plugins.split(",") and _is_theirs(submit) and not names(submit, PLUGIN):
+                yield fail(what, f"{submit} is the site's own", f"Let it call {place.folder / PLUGIN} ({PAGE}).")
+            else:
+                remedy = "`scontrol reconfigure`, or restart slurmctld."
+                yield expect(what, "lua" in plugins.split(","), f"JobSubmitPlugins={plugins}", remedy)
         for hook in HOOKS:
             yield _hooked(place, hook, config.get(hook.lower(), []))
 
@@ -158,15 +168,6 @@ def _has_lua(place: Place) -> bool:
     return any((folder / LUA).exists() for folder in folders) or not any(folder.is_dir() for folder in folders)
 
 
-def _plugins(place: Place, plugins: str) -> Finding:
-    what, path = "slurmctld asks belljar at submission", place.folder / SUBMIT
-    if "lua" not in plugins.split(","):
-        return fail(what, f"JobSubmitPlugins={plugins}", "`scontrol reconfigure`, or restart slurmctld.")
-    if _is_theirs(path) and not names(path, PLUGIN):
-        return fail(what, f"{path} is the site's own", f"Let it call {place.folder / PLUGIN} ({PAGE}).")
-    return ok(what, f"JobSubmitPlugins={plugins}")
-
-
 def _hooked(place: Place, hook: str, scripts: Sequence[str]) -> Finding:
     ours, named = place.folder / f"belljar-{hook.lower()}", " ".join(scripts)
     is_called = any(
@@ -185,26 +186,19 @@ def _hooked(place: Place, hook: str, scripts: Sequence[str]) -> Finding:
 def plugin_text(place: Place) -> bytes:
     """The site's settings as a table, then code that is the same everywhere. Raises BadSetting, BadOption for what cannot be
     said in it."""
-    settings, site = place.settings, policy.site_of(place.settings)
-    table = {
-        "wrapper": quoted(_wrapper(place)),
-        "names": quoted(str(place.store / "images/names")),
-        "features": _table(_features(place).items()),
-        "baits": _table((name, name) for name in place.options.get("bait", "").split()),
-        "disk_is_scratch": "true" if settings.scratch else "false",
-        "default_image": quoted(site["default_image"]),
-        "queue_images": _table(site["queue_images"].items()),
-        "allow": _rules(site["allow"]),
-        "checkpoint": quoted(site["checkpoint"]),
-        "checkpoint_hint": quoted(judge.CHECKPOINT_HINT),
-        "pull": quoted(site["pull"]),
-        "pull_hint": quoted(judge.PULL_HINT),
-        "registries": f"{{ {', '.join(quoted(name) for name in site['registries'])} }}",
-        **{name: str(size) for name, size in site.items() if isinstance(size, int)},
-    }
-    lines = "".join(f"   {key} = {value},\n" for key, value in table.items())
+    site = policy.site_of(place.settings)
+    rules = [
+        {"kind": kind, "name": name, "pattern": _pattern(glob), "shown": glob} for kind, name, glob in site["allow"]
+    ]
+    site |= {
+        "wrapper": _wrapper(place), "names": str(place.store / "images/names"), "features": _features(place), "allow": rules,
+        "baits": {name: name for name in place.options.get("bait", "").split()}, "disk_is_scratch": bool(place.settings.scratch),
+        "checkpoint_hint": policy.CHECKPOINT_HINT, "pull_hint": judge.PULL_HINT,
+    }  # fmt: skip
     code = Path(__file__).with_name("submit.lua").read_text()
-    return f"{MARK} from the settings [batch]. Changes here are lost.\nlocal site = {{\n{lines}}}\n\n{code}".encode()
+    made = f"{MARK} from the settings [batch]. Changes here are lost."
+    lines = "".join(f"   {key} = {in_lua(value)},\n" for key, value in site.items())
+    return f"{made}\nlocal site = {{\n{lines}}}\n\n{code}".encode()
 
 
 def _wrapper(place: Place) -> str:
@@ -226,23 +220,18 @@ def _features(place: Place) -> dict[str, str]:
     return images
 
 
-def _rules(rules: Iterable[tuple[str, str, str]]) -> str:
-    """With a pattern of image names as one of Lua, too, anchored."""
-    rows = []
-    for kind, name, glob in rules:
-        pattern = f"^{policy.in_words(glob, lambda char: f'%{char}' if char in '.-' else char)}$"
-        words = {"kind": kind, "name": name, "pattern": pattern, "shown": glob}
-        rows.append("{ " + ", ".join(f"{key} = {quoted(word)}" for key, word in words.items()) + " }")
-    return "{ " + ", ".join(rows) + " }"
+def _pattern(glob: str) -> str:
+    """A pattern of image names as one of Lua, anchored."""
+    return f"^{policy.in_words(glob, lambda char: f'%{char}' if char in '.-' else char)}$"
 
 
-def _table(pairs: Iterable[tuple[str, str]]) -> str:
-    return "{ " + ", ".join(f"[{quoted(key)}] = {quoted(value)}" for key, value in pairs) + " }"
-
-
-def quoted(text: str) -> str:
-    """A string of Lua's, whatever the text holds."""
-    safe = re.sub(
-        r"[^\w/.\- *?:,]", lambda match: "".join(f"\\{byte:03d}" for byte in match[0].encode()), text, flags=re.ASCII
-    )
-    return f'"{safe}"'
+def in_lua(value: object) -> str:
+    """Plain data as an expression of Lua's, whatever a text holds."""
+    match value:
+        case str():
+            return '"' + re.sub(rb"[^\w/.\- *?:,]", lambda byte: b"\\%03d" % byte[0][0], value.encode()).decode() + '"'
+        case dict():
+            return "{" + ", ".join(f"[{in_lua(key)}] = {in_lua(each)}" for key, each in value.items()) + "}"
+        case list():
+            return "{" + ", ".join(map(in_lua, value)) + "}"
+    return str(value).lower()

@@ -14,7 +14,7 @@ from belljar.batch import node as faults
 from belljar.batch.install.commands import Client
 from belljar.batch.install.engine import TO_DO, Installation
 from belljar.batch.install.pieces import Advice, Argv, Change, OurFile, OurFolder, OurLines, Piece, Step, mode_of
-from belljar.batch.job.terms import one_line, one_node
+from belljar.batch.job.terms import one_line
 from belljar.cli.parser import FORMAT, Args, Verb, acts
 from belljar.cli.render import as_json, show, show_findings
 from belljar.errors import BadOption, BelljarError
@@ -126,10 +126,9 @@ def node_(args: Args, runtime: Runtime) -> int:
     system = batch.load(args.system)
     name = args.node or faults.name_of(system.node_variable, os.environ, os.uname().nodename)
     try:
-        one_node(name)
+        known = node.known(runtime, system.dialect, name)
     except ValueError as exc:
         raise BadOption(str(exc), hint="Name one node, as its batch system does: --node NAME.") from exc
-    known = node.known(runtime, system.dialect, name)
     if args.action == "close":
         if not args.reason:
             raise BadOption("close: wants a reason", hint="belljar batch node SYSTEM close 'broken disk'")

@@ -69,7 +69,7 @@ def log(system: str, act: str, text: str, verbose: bool) -> None:
 
 def prolog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], runtime: Runtime) -> None:
     """The user's own folder below `paths.node`, where that is set; and the devices that the job was given, where the site has any."""
-    node, system = runtime.settings.paths.node, batch.load(dialect.name)
+    node = runtime.settings.paths.node
     if node is None and not runtime.devices:
         return
     id, name = dialect.epilog(env, words)
@@ -78,10 +78,10 @@ def prolog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], runtim
         from belljar.jobs.node import make_folder
 
         make_folder(runtime, user)
-    if runtime.devices and (given := system.devices(env)):
+    if runtime.devices and (given := dialect.devices(env)):
         from belljar.jobs.devices import bindings, of_job
 
-        addresses = of_job(given, runtime.devices, system.title)
+        addresses = of_job(given, runtime.devices, batch.load(dialect.name).title)
         bindings(runtime).bind(addresses, (user.uid, user.gid), f"{dialect.name}:{id}", runtime.devices)
 
 

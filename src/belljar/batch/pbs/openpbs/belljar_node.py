@@ -41,17 +41,7 @@ def settings():
 def image_of(job, config):
     """The image this job is to have, or "" for none. The wrapper judges whether it may have it."""
     own, queue = asked(job, "vm_image", job.schedselect), str(job.queue.name) if job.queue else ""
-    return chosen(own, queue, config.get("queue_images", {}), config.get("default_image", ""))
-
-
-def seconds(value):
-    """Of "00:10:00" or of PBS's own type for times."""
-    total = 0
-    for part in str(value or "").split(":"):
-        if not part.isdigit():
-            return None
-        total = total * 60 + int(part)
-    return total or None
+    return chosen(own, queue, config)
 
 
 def here(job, name):
@@ -73,7 +63,7 @@ def facts_of(job, image, config):
         "cpus": sum(cpus),
         "memory": sum(filter(None, memory)) or size(str(job.Resource_List["mem"] or "")),
         "disk": size(asked(job, "vm_disk", job.schedselect)),
-        "wall": seconds(job.Resource_List["walltime"]),
+        "wall": seconds(str(job.Resource_List["walltime"] or "")),
         "runs": int(job.run_count or 1),
         "grace": whole(job.job_kill_delay),
         "note": os.path.join(folder_of(job, config), "note"),
@@ -198,18 +188,13 @@ def read_note(job, config):
     """The wrapper's note; None where there is none that can be believed."""
     path, flags = os.path.join(folder_of(job, config), "note"), os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        descriptor = os.open(path, flags)
-    except OSError:
-        return None
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != pwd.getpwnam(str(job.euser)).pw_uid:
-            return None
-        note = json.loads(os.read(descriptor, LARGEST_NOTE).decode("utf-8"))
+        with open(os.open(path, flags), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != pwd.getpwnam(str(job.euser)).pw_uid:
+                return None
+            note = json.loads(file.read(LARGEST_NOTE).decode("utf-8"))
     except (OSError, ValueError, KeyError):
         return None
-    finally:
-        os.close(descriptor)
     return note if isinstance(note, dict) and note.get("verdict") in ("requeue", "hold") else None
 
 
@@ -221,21 +206,13 @@ def run(argv, timeout):
     """What a command prints, run to its end; what goes wrong goes to pbs_mom's log and nowhere else."""
     folder = pbs.get_pbs_conf()["PBS_EXEC"]
     path = folder + "/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    words = ("/usr/bin/env", "PATH=" + path, "PBS_EXEC=" + folder, *argv)
+    out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     try:
-        words = ("/usr/bin/env", "PATH=" + path, "PBS_EXEC=" + folder, *argv)
-        done = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        try:
-            out, _ = done.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            done.kill()
-            out, _ = done.communicate()
-    except OSError as exc:
-        pbs.logmsg(pbs.LOG_WARNING, "belljar: %s: %s" % (argv[0], exc))
+        return subprocess.run(words, stdin=subprocess.DEVNULL, timeout=timeout, check=True, **out).stdout
+    except (OSError, subprocess.SubprocessError) as exc:
+        pbs.logmsg(pbs.LOG_WARNING, "belljar: %s: %s: %s" % (argv[0], exc, (getattr(exc, "output", b"") or b"")[-300:]))
         return b""
-    if done.returncode:
-        pbs.logmsg(pbs.LOG_WARNING, "belljar: %s: %s: %s" % (argv[0], done.returncode, out[-300:]))
-        return b""
-    return out
 
 
 def main():

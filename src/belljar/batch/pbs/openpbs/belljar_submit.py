@@ -27,10 +27,6 @@ def settings():
         return json.load(file)
 
 
-def refuse(event, text):
-    event.reject("belljar: " + text)
-
-
 def is_harmed(word):
     return not word or word != word.strip() or re.search(r"[\x00-\x1f\x7f]", word)
 
@@ -53,27 +49,14 @@ def groups_of(user):
         return []
 
 
-def known_images(config):
-    """The names in the store; none where this host does not see it."""
+def check_known(image, config):
+    """The image must be in the store, where this host sees that."""
     try:
-        return sorted(os.listdir(os.path.join(config["store"], "images", "names")))
+        known = sorted(os.listdir(os.path.join(config["store"], "images", "names")))
     except OSError:
-        return []
-
-
-def check_image(event, image, user, queue, config):
-    wrong = misnamed(image)
-    if wrong:
-        refuse(event, wrong)
-    wrong, hint = unpulled(image, config["pull"], config["registries"])
-    if wrong:
-        refuse(event, "%s. %s" % (wrong, hint))
-    known = [] if REFERENCE.match(image) else known_images(config)
-    if known and image not in known and not re.match(r"[0-9a-f]{8,64}\Z", image):
-        refuse(event, "image %s: there is none of this name; there are: %s" % (image, ", ".join(known[:20])))
-    wrong, hint = forbidden(image, offered(config["allow"], user, groups_of(user), queue), user, queue)
-    if wrong:
-        refuse(event, "%s. %s" % (wrong, hint))
+        return
+    if known and image not in known and not REFERENCE.match(image) and not re.match(r"[0-9a-f]{8,64}\Z", image):
+        raise Refused("image %s: there is none of this name; there are: %s" % (image, ", ".join(known[:20])))
 
 
 def least_disk(image, config):
@@ -85,21 +68,20 @@ def least_disk(image, config):
         return 0
 
 
-def check_sizes(event, job, image, config):
+def check_chunks(job, image, config):
     """For each chunk: a machine is made on one node."""
     resources = job.Resource_List
     disk, least = size(asked(job, "vm_disk", resources["select"])), least_disk(image, config)
     if disk and disk < least:
         words = "%d MiB of disk: the image %s needs at least %d"
-        refuse(event, words % (disk >> 20, image, -(-least >> 20)))
+        raise Refused(words % (disk >> 20, image, -(-least >> 20)))
     wide = str(resources["ngpus"] or "") if "ngpus" in resources else ""  # it is there only where a site has defined it
     for chunk in chunks(resources["select"]):
         cpus = chunk.get("ncpus") or str(resources["ncpus"] or "")
         memory = size(chunk.get("mem") or str(resources["mem"] or ""))
         gpus = (chunk.get("ngpus") or wide).strip("0")
-        sizes = {"cpus": int(cpus) if cpus.isdigit() else None, "memory": memory, "disk": disk, "gpus": gpus}
-        for wrong in excess(sizes, config):
-            refuse(event, wrong)
+        cpus = int(cpus) if cpus.isdigit() else None
+        check_sizes({"cpus": cpus, "memory": memory, "disk": disk, "gpus": gpus}, config)
 
 
 def check(event, config):
@@ -107,25 +89,28 @@ def check(event, config):
     is_new = event.type == pbs.QUEUEJOB
     if is_new and (not job.Variable_List or (job.executable and not job.Submit_arguments)):
         # Every qsub sends both: PBS could not read them, and would queue any such job without them.
-        refuse(event, "a variable or an argument of this job is not UTF-8, and PBS would lose it; submit it without")
+        raise Refused("a variable or an argument of this job is not UTF-8, and PBS would lose it; submit it without")
     if is_new and any(map(is_harmed, ARGUMENT.findall(str(job.argument_list or "")))):
         words = "an argument of this job is empty, or has a blank at an end or a line break"
-        refuse(event, words + ", and PBS would lose it; use a script")
+        raise Refused(words + ", and PBS would lose it; use a script")
     own = asked(job, "vm_image", job.Resource_List["select"])
     if not is_new and not own:
         return
     queue, user = queue_of(event, job), str(event.requestor)
-    image = chosen(own, queue, config["queue_images"], config["default_image"])
-    if not image:
-        return
-    check_image(event, image, user, queue, config)
-    check_sizes(event, job, image, config)
+    image = chosen(own, queue, config)
+    if image:
+        check_name(image)
+        check_known(image, config)
+        check_allowed(image, user, groups_of(user), queue, config)
+        check_chunks(job, image, config)
 
 
 def main():
     event = pbs.event()
     try:
         check(event, settings())
+    except Refused as exc:
+        event.reject("belljar: " + ". ".join(exc.args))
     except Exception as exc:  # SystemExit, by which accept and reject leave, is none; the node looks again
         pbs.logmsg(pbs.LOG_ERROR, "belljar: %s: %s" % (type(exc).__name__, exc))
     event.accept()

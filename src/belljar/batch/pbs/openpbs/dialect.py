@@ -11,6 +11,7 @@ Without an operator's rights only hooks can requeue, delay and hold a job: the w
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from belljar.batch import Settings
@@ -63,6 +64,11 @@ class OpenPbs(common.Pbs):
         return Ending(
             OUR_FAILURE, files=((job.answer, note),), delay=delay if is_subjob else 0.0, otherwise=self.failed
         )
+
+    def devices(self, env: Mapping[str, str]) -> dict[str, list[str]]:
+        """UUIDs of GPUs or of their slices, as PBS's hook for control groups has them; a number is a user's own, by `qsub -V`."""
+        names = [name for name in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.startswith(("GPU-", "MIG-"))]
+        return {"gpu": names} if names else {}
 
 
 DIALECT = OpenPbs()

@@ -24,8 +24,7 @@ from belljar.batch import Settings
 from belljar.batch.job import verdict
 from belljar.batch.job.terms import Command, Ending, Job, Surroundings, Verdict, whole
 from belljar.batch.pbs import common
-from belljar.batch.pbs.common import seconds
-from belljar.batch.pbs.sizes import size
+from belljar.batch.pbs.sizes import seconds, size
 from belljar.errors import NotInAJob
 from belljar.model import Outcome
 from belljar.records import replace
@@ -55,7 +54,9 @@ class Torque(common.Pbs):
         if not here.argv:
             raise NotInAJob("no shell and no command: pbs_mom did not start this")
         asked, queue = _record(here)
-        command, script = _shell(here) if common.is_first_task(here) else (_task(here), b"")
+        # All but the job's own shell or program was started by the task manager (pbsdsh, mpiexec).
+        is_first = here.var("PBS_TASKNUM") in ("", "1") and here.var("PBS_NODENUM") in ("", "0")
+        command, script = _shell(here) if is_first else (_task(here), b"")
         nodes = whole(here.var("PBS_NUM_NODES")) or 1
         cpus = whole(here.var("PBS_NUM_PPN"))
         return Job(

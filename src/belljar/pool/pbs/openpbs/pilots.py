@@ -16,7 +16,8 @@ from typing import Any
 
 from belljar import pool
 from belljar.batch.job.terms import one_line
-from belljar.batch.pbs.common import JOB_ID, seconds
+from belljar.batch.pbs.common import JOB_ID
+from belljar.batch.pbs.sizes import seconds
 from belljar.model import MIB
 from belljar.pool import Command, JobId, JobState, NamedJob, PilotJob
 
