@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 from belljar.errors import BelljarError, LockTimeout
 from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.files import free_bytes, no_space_as_error, private_folder, read_json, sync, write_whole
-from belljar.host.locks import is_locked, locked, try_lock
+from belljar.host.locks import Lock, is_locked, locked, try_lock
 from belljar.host.processes import boot_id, start_time
 from belljar.host.room import Need, Placement, Room, Settings, Taken, host_memory, own_groups, room, touched
 from belljar.host.threads import in_thread
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 CLAIMING = ".claiming-{}-{}-"  # the folder of a machine before it has its name: its maker's pid and start time
 TURN = "room"  # the lock of those who reserve, in `run`
 PATIENCE = 30.0
-Take = Callable[[], AbstractContextManager[object]]
 Choose = Callable[[MachineSpec, Iterator[Taken]], Placement]  # of cpus that others do not have
 
 
@@ -96,28 +95,29 @@ def _without_secrets(request: Request) -> bytes:
     return dumps(record)
 
 
-def holding(images: Images, image: Image, id: MachineId) -> AbstractAsyncContextManager[None]:
+@asynccontextmanager
+async def holding(images: Images, image: Image, id: MachineId) -> AsyncIterator[None]:
     """`images.hold`, without blocking the loop while somebody else has the image for himself."""
-    return _without_blocking(lambda: images.hold(image, id, patience=0.0), lambda: images.hold(image, id))
-
-
-def locking(path: Path, *, timeout: float, what: str) -> AbstractAsyncContextManager[None]:
-    """`locked`, without blocking the loop. Whoever gives up waiting does not get it later either."""
-    take = partial(locked, path, what=what)
-    return _without_blocking(partial(take, timeout=0.0), partial(take, timeout=timeout), timeout)
+    with ExitStack() as held:
+        try:
+            held.enter_context(images.hold(image, id, patience=0.0))
+        except LockTimeout:
+            await in_thread(lambda: held.enter_context(images.hold(image, id)), undo=lambda _: held.close())
+        yield
 
 
 @asynccontextmanager
-async def _without_blocking(at_once: Take, waiting: Take, timeout: float | None = None) -> AsyncIterator[None]:
-    with ExitStack() as held:
+async def locking(path: Path, *, timeout: float, what: str) -> AsyncIterator[None]:
+    """`locked`, without blocking the loop. Whoever gives up waiting does not get it later either."""
+    if (lock := try_lock(path)) is None:
         try:
-            held.enter_context(at_once())
-        except LockTimeout:
-            try:
-                async with asyncio.timeout(timeout):
-                    await in_thread(lambda: held.enter_context(waiting()), undo=lambda _: held.close())
-            except TimeoutError as exc:
-                raise LockTimeout(f"waited {timeout} s for another process that does the same") from exc
+            async with asyncio.timeout(timeout):
+                lock = await in_thread(lambda: locked(path, timeout=timeout, what=what), undo=Lock.release)
+        except TimeoutError as exc:
+            raise LockTimeout(
+                f"{path}: waited {timeout:g} s to {what}, for another process that does the same"
+            ) from exc
+    with lock:
         yield
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import socket
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.errors import BelljarError, GuestError, HostError, HypervisorError
+from belljar.errors import BelljarError, GuestError, HostError, HypervisorError, MachineBusy
 from belljar.guest import second_client
-from belljar.hints import TYPE_CHECKING, TypeGuard
-from belljar.machine.life.control import Answer
+from belljar.hints import TYPE_CHECKING
+from belljar.machine.life.control import Answer, say
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.work import Running, Workload
 from belljar.machine.orders import (
@@ -117,11 +116,15 @@ class Commands:
             work = freeze(order, self._life, self.running, self._services)
             number = await unless_cancelled(work, self._orders, only_kill=True)
         except BelljarError as error:
-            return settle(order.done, error)
+            if not order.done.done():
+                order.done.set_exception(error)
+                order.done.exception()  # it is not a mistake when nobody waits any more
+            return
         except BaseException:  # re-raised: whoever waits learns that there will be no answer
             order.done.cancel()
             raise
-        settle(order.done, number)
+        if not order.done.done():
+            order.done.set_result(number)
         if order.stop:
             raise Ended(Cause.CHECKPOINTED, None, f"checkpoint {number} of it was written to {order.folder}")
 
@@ -144,119 +147,103 @@ class Commands:
                 await self.running.guest.set_clock()
 
     async def answer(self, question: Answer, connection: socket.socket) -> Answer | None:
-        """One question from the control socket."""
-        match question.get("do"):
-            case "stop":
-                grace = question.get("grace")
-                self._orders.give(Stop(float(grace) if isinstance(grace, (int, float)) else None))
-                return {"ok": True}
-            case "kill":
-                self._orders.give(Kill())
-                return {"ok": True}
-            case "deadline":
-                return await self._move_deadline(question)
-            case "checkpoint":
-                return await self._checkpoint(question)
-            case "publish":
-                return await self._publish(question)
-            case "fork":
-                return await self._fork(question.get("count"), connection)
-            case "relay":
-                return await self._relay(connection)
-            case "console":
-                return await self._attach_console(connection)
-            case other:
-                return {"error": f"unknown request {str(other)[:40]!r}"}
+        """One question from the control socket. None: its connection was used for something longer."""
+        try:
+            match question.get("do"):
+                case "stop":
+                    self._orders.give(Stop(number_in(question, "grace")))
+                case "kill":
+                    self._orders.give(Kill())
+                case "deadline":
+                    return {"ok": True, "at": await self._move_deadline(question)}
+                case "checkpoint":
+                    return {"ok": True, "number": await self._checkpoint(question)}
+                case "publish":
+                    return {"ok": True, "port": to_json(await self._publish(question))}
+                case "fork":
+                    await self._fork(question.get("count"), connection)
+                    return None
+                case "relay":
+                    await self._relay(connection)
+                    return None
+                case "console":
+                    await self._attach_console(connection)
+                    return None
+                case other:
+                    raise MachineBusy(f"unknown request {str(other)[:40]!r}")
+        except BelljarError as exc:
+            return {"error": exc.message, "hint": exc.hint}
+        return {"ok": True}
 
-    async def _move_deadline(self, question: Answer) -> Answer:
+    async def _move_deadline(self, question: Answer) -> float:
         """`at` a moment, or `by` some seconds later than it was. Journaled, then done, then told to the guest."""
         life, deadline = self._life, self._life.deadline
-        at, by = question.get("at"), question.get("by")
-        if is_number(by):
+        at, by = number_in(question, "at"), number_in(question, "by")
+        if by is not None:
             if deadline.at is None:
-                return {"error": "it has no deadline that could come later; `belljar stop --at TIME` gives it one"}
+                raise MachineBusy("it has no deadline that could come later; `belljar stop --at TIME` gives it one")
             at = deadline.at + by
-        if not is_number(at):
-            return {"error": f"deadline: neither a moment nor seconds: {str(question)[:80]}"}
+        if at is None:
+            raise MachineBusy(f"deadline: neither a moment nor seconds: {str(question)[:80]}")
         if deadline.has_passed or life.state not in IN_TIME:
-            return {"error": "it is being ended: its deadline cannot be moved any more"}
+            raise MachineBusy("it is being ended: its deadline cannot be moved any more")
         try:
             life.record.write("deadline", at=at)
             deadline.move(at)
             await self._workload.tell_deadline()
         except (HostError, GuestError) as exc:
-            return {"error": f"its deadline was not told everywhere: {exc.message}"}
-        return {"ok": True, "at": at}
+            raise MachineBusy(f"its deadline was not told everywhere: {exc.message}") from exc
+        return at
 
-    async def _publish(self, question: Answer) -> Answer:
-        if self._life.state not in IN_TIME:
-            return {"error": "it is being ended: no port of it can be published any more"}
+    async def _publish(self, question: Answer) -> Port:
         from belljar.reading import from_json
 
+        if self._life.state not in IN_TIME:
+            raise MachineBusy("it is being ended: no port of it can be published any more")
         try:
-            port = from_json(Port, question.get("port"))
-            return {"ok": True, "port": to_json(await self.publish(port))}
+            return await self.publish(from_json(Port, question.get("port")))
         except ValueError as exc:
-            return {"error": f"publish: {exc}"}
-        except BelljarError as exc:
-            return {"error": exc.message, "hint": exc.hint}
+            raise MachineBusy(f"publish: {exc}") from exc
 
-    async def _fork(self, count: object, connection: socket.socket) -> Answer | None:
+    async def _fork(self, count: object, connection: socket.socket) -> None:
         """Say which template it has become, and hold that until whoever asked hangs up: by then machines of it do."""
         from belljar.machine.life.forking import check, forked
 
         if self._grace is not None or self._life.deadline.has_passed:
-            return {"error": "it is being ended: it cannot be forked any more"}
+            raise MachineBusy("it is being ended: it cannot be forked any more")
         if not isinstance(count, int) or not 0 < count <= MOST_FORKS:
-            return {"error": f"fork: {str(count)[:20]} is not a number of machines from 1 to {MOST_FORKS}"}
-        try:
-            await check(self._services, self._life, self.running, count)
-            async with forked(self._services, self._life, self.running) as key:
-                loop = asyncio.get_running_loop()
-                await loop.sock_sendall(connection, json.dumps({"ok": True, "fork": key}).encode() + b"\n")
-                await loop.sock_recv(connection, 1)
-        except BelljarError as exc:
-            return {"error": exc.message, "hint": exc.hint}
-        return None
+            raise MachineBusy(f"fork: {str(count)[:20]} is not a number of machines from 1 to {MOST_FORKS}")
+        await check(self._services, self._life, self.running, count)
+        async with forked(self._services, self._life, self.running) as key:
+            await say(connection, {"ok": True, "fork": key})
+            await asyncio.get_running_loop().sock_recv(connection, 1)
 
-    async def _checkpoint(self, question: Answer) -> Answer:
-        folder, within = question.get("folder"), question.get("within")
+    async def _checkpoint(self, question: Answer) -> int:
+        folder = question.get("folder")
         if not isinstance(folder, str) or not folder.startswith("/"):
-            return {"error": f"checkpoint: not an absolute path of a folder: {str(folder)[:80]}"}
+            raise MachineBusy(f"checkpoint: not an absolute path of a folder: {str(folder)[:80]}")
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        stop = question.get("stop") is True
-        self._orders.give(Freeze(Path(folder), done, stop, float(within) if is_number(within) else None))
-        try:
-            return {"ok": True, "number": await done}
-        except BelljarError as exc:
-            return {"error": exc.message, "hint": exc.hint}
+        self._orders.give(Freeze(Path(folder), done, question.get("stop") is True, number_in(question, "within")))
+        return await done
 
-    async def _relay(self, connection: socket.socket) -> Answer | None:
-        if self._life.state is State.RUNNING and self.running.guest is None:
-            return {"error": "the machine's guest knows its own work, and has no agent of belljar's"}
-        if self.running.guest is None or self._life.state is not State.RUNNING:
-            return {"error": f"the machine is {self._life.state.value}, not running"}
-        await asyncio.get_running_loop().sock_sendall(connection, b'{"ok": true}\n')
+    async def _relay(self, connection: socket.socket) -> None:
+        if self._life.state is not State.RUNNING:
+            raise MachineBusy(f"the machine is {self._life.state.value}, not running")
+        if self.running.guest is None:
+            raise MachineBusy("the machine's guest knows its own work, and has no agent of belljar's")
+        await say(connection, {"ok": True})
         await second_client(self.running.guest, connection)
-        return None
 
-    async def _attach_console(self, connection: socket.socket) -> Answer | None:
+    async def _attach_console(self, connection: socket.socket) -> None:
         if self.running.console is None:
-            return {"error": f"the machine is {self._life.state.value}: it has no console yet"}
-        await asyncio.get_running_loop().sock_sendall(connection, b'{"ok": true}\n')
+            raise MachineBusy(f"the machine is {self._life.state.value}: it has no console yet")
+        await say(connection, {"ok": True})
         await self.running.console.attach(connection)
-        return None
 
 
-def settle(done: asyncio.Future[int], answer: int | BelljarError) -> None:
-    """Answer whoever still waits."""
-    if done.done():
-        return
-    if isinstance(answer, int):
-        return done.set_result(answer)
-    done.set_exception(answer)
-    done.exception()  # it is not a mistake when nobody waits any more
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < FAR
+def number_in(question: Answer, name: str) -> float | None:
+    """A moment or seconds; None where there is no such number."""
+    match question.get(name):
+        case int() | float() as number if not isinstance(number, bool) and abs(number) < FAR:
+            return float(number)
+    return None

@@ -89,7 +89,11 @@ class ControlServer:
             else:
                 answer = await self._handler(question, connection)
             if answer is not None:
-                await loop.sock_sendall(connection, json.dumps(answer).encode() + b"\n")
+                await say(connection, answer)
+
+
+async def say(connection: socket.socket, answer: Answer) -> None:
+    await asyncio.get_running_loop().sock_sendall(connection, json.dumps(answer).encode() + b"\n")
 
 
 def connect(folder: Path, *, patience: float | None = ASK_TIMEOUT) -> socket.socket:
