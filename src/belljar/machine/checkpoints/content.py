@@ -93,16 +93,14 @@ def memory(path: Path, program: str) -> Iterator[int]:
 async def write_disk(disk: Path, below: Path | None, base: Path, target: Path) -> Part:
     """What a machine's disk has above its image's, *base*, in one file, with what *below* it is a template's. Its guest stands still.
     Raises ImageCorrupt."""
-    await _copy(disk, target)
-    if below is None:
-        await run_beside([*REBASE, str(base), "-u", str(target)], timeout=LONGEST)
-        return await sealed(target)
     layer = target.with_suffix(".layer")
-    await _copy(below, layer)
-    await run_beside([*REBASE, str(base), "-u", str(layer)], timeout=LONGEST)
-    await run_beside([*REBASE, str(layer), "-u", str(target)], timeout=LONGEST)
-    await run_beside([*REBASE, str(base), str(target)], timeout=LONGEST)
-    layer.unlink()
+    if below is None:
+        await read_disk(disk, base, target)
+    else:
+        await read_disk(disk, layer, target)
+        await read_disk(below, base, layer)
+        await run_beside([*REBASE, str(base), str(target)], timeout=LONGEST)
+        layer.unlink()
     return await sealed(target)
 
 
@@ -141,7 +139,7 @@ async def sealed(target: Path) -> Part:
 
 
 async def read_disk(source: Path, base: Path, disk: Path) -> None:
-    """A machine's disk again, on its image's."""
+    """A disk's copy, on *base*. Raises ImageCorrupt."""
     await _copy(source, disk)
     await run_beside([*REBASE, str(base), "-u", str(disk)], timeout=LONGEST)
 

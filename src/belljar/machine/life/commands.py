@@ -11,23 +11,11 @@ from pathlib import Path
 from belljar.errors import BelljarError, GuestError, HostError, HypervisorError, MachineBusy
 from belljar.guest import second_client
 from belljar.hints import TYPE_CHECKING
+from belljar.machine import orders
 from belljar.machine.life.control import Answer, say
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.work import Running, Workload
-from belljar.machine.orders import (
-    CANCELLING,
-    Ended,
-    Freeze,
-    GraceOver,
-    Kill,
-    Orders,
-    Pause,
-    Resize,
-    Resume,
-    Signal,
-    Stop,
-    unless_cancelled,
-)
+from belljar.machine.orders import CANCELLING, Ended, unless_cancelled
 from belljar.machine.services import Services
 from belljar.model import Cause, Port, State, to_json
 
@@ -44,17 +32,12 @@ class Commands:
     """Follows one machine's orders and answers its control socket."""
 
     def __init__(
-        self, life: Lifecycle, orders: Orders, running: Running, workload: Workload, services: Services
+        self, life: Lifecycle, given: orders.Orders, running: Running, workload: Workload, services: Services
     ) -> None:  # fmt: skip
         self.running = running
-        self._life, self._orders, self._workload, self._services = life, orders, workload, services
+        self._life, self._orders, self._workload, self._services = life, given, workload, services
         self._grace: asyncio.TimerHandle | None = None
         self._ports: Ports | None = None
-
-    def close(self) -> None:
-        """No grace runs any more."""
-        if self._grace is not None:
-            self._grace.cancel()
 
     async def publish(self, port: Port) -> Port:
         """Listen for the guest, and return where. Raises BadOption, NoSpace."""
@@ -72,29 +55,29 @@ class Commands:
         workload = self._workload
         while True:
             match await self._orders.next():
-                case Signal(number=number) if number in workload.ended_by and workload.is_begun():
+                case orders.Signal(number=number) if number in workload.ended_by and workload.is_begun():
                     await self._begin_grace(self._life.request.grace, workload.cancelled)
-                case Stop(grace=grace, why=why) if workload.is_begun():
+                case orders.Stop(grace=grace, why=why) if workload.is_begun():
                     await self._begin_grace(self._life.request.grace if grace is None else grace, why)
-                case Signal(number=number) if number in CANCELLING and not workload.is_begun():
+                case orders.Signal(number=number) if number in CANCELLING and not workload.is_begun():
                     raise Ended(Cause.CANCELLED, number, workload.never_begun)
-                case Signal(number=number, alone=alone):
+                case orders.Signal(number=number, alone=alone):
                     await workload.signal(number, alone=alone)
-                case Stop() | Kill():
+                case orders.Stop() | orders.Kill():
                     raise Ended(Cause.CANCELLED, signal.SIGKILL, "killed on request")
-                case Resize(rows=rows, columns=columns) if self.running.process is not None:
+                case orders.Resize(rows=rows, columns=columns) if self.running.process is not None:
                     with suppress(GuestError):
                         await self.running.process.resize(rows, columns)
-                case Pause(done=done):
+                case orders.Pause(done=done):
                     await self._pause(done)
-                case Resume():
+                case orders.Resume():
                     await self._resume()
-                case Freeze() as order:
+                case orders.Freeze() as order:
                     await self._freeze(order)
-                case GraceOver(reason=reason, is_last=False) if await workload.kill():
+                case orders.GraceOver(reason=reason, is_last=False) if await workload.kill():
                     # Its first process may be gone, and how it ended is the payload's end: only what is left is killed.
-                    self._orders_later(LAST_MOMENT, GraceOver(reason, is_last=True))
-                case GraceOver(reason=reason):
+                    self._orders_later(LAST_MOMENT, orders.GraceOver(reason, is_last=True))
+                case orders.GraceOver(reason=reason):
                     raise Ended(Cause.CANCELLED, signal.SIGTERM, reason)
 
     async def _begin_grace(self, grace: float, why: str) -> None:
@@ -103,12 +86,12 @@ class Commands:
             raise Ended(Cause.CANCELLED, signal.SIGTERM, f"{why} twice")
         self._life.expect(Cause.CANCELLED, why)
         await self._workload.ask_to_end()
-        self._orders_later(grace, GraceOver(f"{why}; {self._workload.what} did not end within {grace:g} s"))
+        self._orders_later(grace, orders.GraceOver(f"{why}; {self._workload.what} did not end within {grace:g} s"))
 
-    def _orders_later(self, seconds: float, over: GraceOver) -> None:
+    def _orders_later(self, seconds: float, over: orders.GraceOver) -> None:
         self._grace = asyncio.get_running_loop().call_later(seconds, self._orders.give, over)
 
-    async def _freeze(self, order: Freeze) -> None:
+    async def _freeze(self, order: orders.Freeze) -> None:
         """All other orders but to kill it wait: what is asked of a payload that stands still must not be half of it."""
         from belljar.machine.checkpoints.freezing import freeze
 
@@ -151,9 +134,9 @@ class Commands:
         try:
             match question.get("do"):
                 case "stop":
-                    self._orders.give(Stop(number_in(question, "grace")))
+                    self._orders.give(orders.Stop(number_in(question, "grace")))
                 case "kill":
-                    self._orders.give(Kill())
+                    self._orders.give(orders.Kill())
                 case "deadline":
                     return {"ok": True, "at": await self._move_deadline(question)}
                 case "checkpoint":
@@ -223,7 +206,9 @@ class Commands:
         if not isinstance(folder, str) or not folder.startswith("/"):
             raise MachineBusy(f"checkpoint: not an absolute path of a folder: {str(folder)[:80]}")
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._orders.give(Freeze(Path(folder), done, question.get("stop") is True, number_in(question, "within")))
+        self._orders.give(
+            orders.Freeze(Path(folder), done, question.get("stop") is True, number_in(question, "within"))
+        )
         return await done
 
     async def _relay(self, connection: socket.socket) -> None:
