@@ -52,7 +52,7 @@ def test_a_machine_that_a_power_cut_ended_has_its_end_its_row_once_and_no_disk(
     assert rows(runtime) == [("0123456789ab", "node-fault")]
 
 
-@pytest.mark.parametrize("step", ["keep_outcome", "retire", "remove_tree"])
+@pytest.mark.parametrize("step", ["keep_outcome", "retire"])
 @pytest.mark.parametrize("is_done", [False, True])
 def test_a_reaper_that_is_killed_after_a_power_cut_leaves_the_rest_to_the_next(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, step: str, is_done: bool

@@ -102,6 +102,21 @@ def test_two_reapers_at_once_finish_a_machine_once(runtime: Runtime) -> None:
         assert [item.what for item in found].count("machine") == 1
 
 
+def test_a_second_reaper_that_looks_as_the_folder_is_moved_takes_the_machine_for_no_lost_one(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orphan(runtime)
+    monkeypatch.setattr(reaper, "claimed_by", lambda folder: None)  # a process that is gone, as ours is not
+    theirs = list[Undone]()
+
+    def move_and_look(source: Path, target: Path) -> None:
+        retire(source, target)
+        theirs.extend(runtime.reaper.quick())
+
+    monkeypatch.setattr(reaper, "retire", move_and_look)
+    assert "machine" in {item.what for item in runtime.reaper.quick()} and theirs == []
+
+
 def forked(life: Lifecycle) -> subprocess.Popen[bytes]:
     """Who has a dead supervisor's lock still, as a child of its has until it runs a program of its own."""
     child = subprocess.Popen(["sleep", "0.4"], pass_fds=[life._lock.descriptor])

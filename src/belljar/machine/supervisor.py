@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from belljar.errors import BelljarError
@@ -19,10 +20,11 @@ from belljar.hypervisor import Template
 from belljar.machine.cleaning import put_away
 from belljar.machine.cleaning.reaper import prune
 from belljar.machine.extras import Equipment, Extra
-from belljar.machine.life.claim import claim, holding, place, reserve
+from belljar.machine.life.claim import claim, holding, reserve
 from belljar.machine.life.runner import Runner
 from belljar.machine.orders import Ended, Orders, unless_cancelled
 from belljar.machine.planning.boot_plan import Planner
+from belljar.machine.planning.placement import pinned
 from belljar.machine.planning.refusal import checked_image
 from belljar.machine.services import Services
 from belljar.model import Cause, Outcome, Request, State
@@ -54,8 +56,8 @@ class Supervisor:
         if checkpoints is not None:
             runner.go_on_from(checkpoints)
         try:
-            await reserve(request, services.folders, rules.host)
-            await place(life, can_pin=services.hypervisor.can_pin)
+            choose = partial(pinned, can_pin=services.hypervisor.can_pin)
+            life.place(await reserve(request, services.folders, rules.host, choose))
             await runner.publish()
             if claimed is not None:
                 claimed()

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from belljar.errors import CheckpointFailed, CommandMissing, HypervisorError
+from belljar.hints import Any
 from belljar.host.commands import SEARCH_PATH, run_beside, which
 from belljar.host.files import PRIVATE_FILE, private, sync
 from belljar.host.threads import in_thread, wholly_in_thread
@@ -35,45 +36,37 @@ def packer() -> str:
 
 
 @contextmanager
-def _filter(program: str, options: tuple[str, ...], source: int, target: int) -> Iterator[subprocess.Popen[bytes]]:
-    """The program between two descriptors, which are closed here. It ends with the block."""
-    try:
-        if (path := which(program)) is None:
-            hint = f"Install it: the memory of this checkpoint is packed by {program}."
-            raise CommandMissing(f"{program}: no such program on this host", hint=hint)
-        environment = {"PATH": SEARCH_PATH, "LC_ALL": "C"}
-        child = subprocess.Popen([path, *options], stdin=source, stdout=target, stderr=subprocess.PIPE, env=environment)
-    finally:
-        os.close(source)
-        os.close(target)
-    with child:
+def _filter(program: str, options: tuple[str, ...], **ends: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """The program between these ends. It ends with the block."""
+    if (path := which(program)) is None:
+        hint = f"Install it: the memory of this checkpoint is packed by {program}."
+        raise CommandMissing(f"{program}: no such program on this host", hint=hint)
+    environment = {"PATH": SEARCH_PATH, "LC_ALL": "C"}
+    with subprocess.Popen([path, *options], stderr=subprocess.PIPE, env=environment, **ends) as child:
         try:
+            with suppress(OSError):  # a user may have so many large ones
+                fcntl.fcntl(child.stdin or child.stdout, fcntl.F_SETPIPE_SZ, MIB)  # type: ignore[arg-type]
             yield child
         finally:
             child.kill()
 
 
-def _pipe() -> tuple[int, int]:
-    reading, writing = os.pipe2(os.O_CLOEXEC)
-    with suppress(OSError):  # a user may have so many large ones
-        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, MIB)
-    return reading, writing
-
-
 async def write_memory(templates: Templates, domain: Domain, target: Path, program: str) -> Part:
     """All of a guest that stands still. Raises HypervisorError, CheckpointFailed."""
-    file, (source, memory) = private(str(target), os.O_WRONLY | os.O_CREAT | os.O_EXCL), _pipe()
     trouble: HypervisorError | None = None
-    with _filter(program, PACK[program], source, file) as child:
-        try:
-            await templates.write_memory(domain, memory, timeout=LONGEST)
-        except HypervisorError as error:  # where the program ended first, it says why
-            trouble = error
-        finally:
-            os.close(memory)
-        _, complaint = await in_thread(child.communicate)
-        if child.returncode:
-            raise CheckpointFailed(f"the guest's memory was not written: {complaint.decode(errors='replace').strip()}")
+    with open(target, "xb", opener=private) as file:  # noqa: ASYNC230
+        with _filter(program, PACK[program], stdin=subprocess.PIPE, stdout=file) as child:
+            assert child.stdin is not None and child.stderr is not None
+            try:
+                await templates.write_memory(domain, child.stdin.fileno(), timeout=LONGEST)
+            except HypervisorError as error:  # where the program ended first, it says why
+                trouble = error
+            child.stdin.close()
+            complaint = await in_thread(child.stderr.read)
+            if await in_thread(child.wait):
+                raise CheckpointFailed(
+                    f"the guest's memory was not written: {complaint.decode(errors='replace').strip()}"
+                )
     if trouble is not None:
         raise trouble
     return await sealed(target)
@@ -82,27 +75,22 @@ async def write_memory(templates: Templates, domain: Domain, target: Path, progr
 @contextmanager
 def memory(path: Path, program: str) -> Iterator[int]:
     """A pipe from which a QEMU reads it, while the block lasts."""
-    reading, writing = _pipe()
-    try:
-        with _filter(program, UNPACK[program], os.open(path, os.O_RDONLY | os.O_CLOEXEC), writing):
-            yield reading
-    finally:
-        os.close(reading)
+    with open(path, "rb") as file, _filter(program, UNPACK[program], stdin=file, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        yield child.stdout.fileno()
 
 
 async def write_disk(disk: Path, below: Path | None, base: Path, target: Path) -> Part:
     """What a machine's disk has above its image's, *base*, in one file, with what *below* it is a template's. Its guest stands still.
     Raises ImageCorrupt."""
-    await _copy(disk, target)
-    if below is None:
-        await run_beside([*REBASE, str(base), "-u", str(target)], timeout=LONGEST)
-        return await sealed(target)
     layer = target.with_suffix(".layer")
-    await _copy(below, layer)
-    await run_beside([*REBASE, str(base), "-u", str(layer)], timeout=LONGEST)
-    await run_beside([*REBASE, str(layer), "-u", str(target)], timeout=LONGEST)
-    await run_beside([*REBASE, str(base), str(target)], timeout=LONGEST)
-    layer.unlink()
+    if below is None:
+        await read_disk(disk, base, target)
+    else:
+        await read_disk(disk, layer, target)
+        await read_disk(below, base, layer)
+        await run_beside([*REBASE, str(base), str(target)], timeout=LONGEST)
+        layer.unlink()
     return await sealed(target)
 
 
@@ -141,7 +129,7 @@ async def sealed(target: Path) -> Part:
 
 
 async def read_disk(source: Path, base: Path, disk: Path) -> None:
-    """A machine's disk again, on its image's."""
+    """A disk's copy, on *base*. Raises ImageCorrupt."""
     await _copy(source, disk)
     await run_beside([*REBASE, str(base), "-u", str(disk)], timeout=LONGEST)
 

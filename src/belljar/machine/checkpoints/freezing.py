@@ -13,7 +13,7 @@ from pathlib import Path
 
 from belljar import __version__
 from belljar.errors import CheckpointFailed, GuestError, HypervisorError, MachineBusy, NoSpace, in_words
-from belljar.guest import Guest, Process, Standstill
+from belljar.guest import Guest, Process
 from belljar.host.files import free_bytes, no_space_as_error, read_capped, remove_tree, write_whole
 from belljar.host.room import touched
 from belljar.host.threads import in_thread, to_its_end, wholly_in_thread
@@ -23,7 +23,6 @@ from belljar.machine.checkpoints import (
     FORMAT,
     LARGEST_SEED,
     MEMORY,
-    Checkpoint,
     Checkpoints,
     Manifest,
     Part,
@@ -67,7 +66,7 @@ async def _freeze(order: Freeze, life: Lifecycle, running: Running, services: Se
     folder = order.folder
     if folder not in running.checkpoints:
         running.checkpoints[folder] = await in_thread(lambda: take(folder), undo=Checkpoints.release)
-    checkpoints = running.checkpoints[folder]
+    checkpoints, before = running.checkpoints[folder], running.checkpoint
     _check_room(folder, domain, plan)
     with no_space_as_error(folder):
         draft = checkpoints.draft(life.record.intend)
@@ -86,7 +85,13 @@ async def _freeze(order: Freeze, life: Lifecycle, running: Running, services: Se
             life.point("freeze-paused")
             packer = content.packer()
             files = await _write(draft, domain, plan, life, services, packer)
-            manifest = _manifest(life, running.checkpoint, plan, services, standstill, packer, files)
+            assert life.identity is not None
+            manifest = Manifest(
+                FORMAT, __version__, time.time(), dict(services.hypervisor.cloning.traits(plan.spec)),
+                plan.context.chosen.context, replace(plan.spec, nic=None, uplink=None), replace(life.request, restore=""),
+                replace(life.identity, entropy=b""), standstill, life.outcome.restarts,
+                (before.manifest.ran if before else 0.0) + time.time() - life.time_began, packer, files,
+            )  # fmt: skip
             number = await wholly_in_thread(publish)
             life.point("freeze-published")
     except BaseException as error:  # re-raised: a cancel leaves no draft, and no guest that stands still
@@ -139,15 +144,3 @@ def _check_room(folder: Path, domain: Domain, plan: Plan) -> None:
     if (free := free_bytes(folder)) < needed:
         problem = f"{folder}: {free // MIB} MiB free, this machine needs up to {needed // MIB} MiB"
         raise NoSpace(problem, hint="Free space there, or name another folder.")
-
-
-def _manifest(
-    life: Lifecycle, before: Checkpoint | None, plan: Plan, services: Services, standstill: Standstill, packer: str, files: dict[str, Part]
-) -> Manifest:  # fmt: skip
-    assert life.identity is not None
-    ran = (before.manifest.ran if before else 0.0) + time.time() - life.time_began
-    return Manifest(
-        FORMAT, __version__, time.time(), dict(services.hypervisor.cloning.traits(plan.spec)), plan.context.chosen.context,
-        replace(plan.spec, nic=None, uplink=None), replace(life.request, restore=""), replace(life.identity, entropy=b""),
-        standstill, life.outcome.restarts, ran, packer, files,
-    )  # fmt: skip

@@ -26,21 +26,17 @@ def find(path: Path, images: Images) -> Checkpoints:
     checkpoints = take(path)
     try:
         checkpoints.origin, checkpoints.complaints = newest(path, read)
-        if checkpoints.origin is not None:
-            _check_image(checkpoints.origin, images)
+        if (origin := checkpoints.origin) is not None:
+            image, name = origin.manifest.spec.image_digest, origin.manifest.request.machine.image
+            try:
+                images.resolve(image)
+            except ImageUnknown as exc:
+                hint = "Bring it here, or go on where it is."
+                raise CheckpointUnfit(f"{origin.folder}: its image {name} ({image}) is not here", hint=hint) from exc
         return checkpoints
     except BaseException:  # re-raised: nobody else has the lock to release
         checkpoints.release()
         raise
-
-
-def _check_image(checkpoint: Checkpoint, images: Images) -> None:
-    image, name = checkpoint.manifest.spec.image_digest, checkpoint.manifest.request.machine.image
-    try:
-        images.resolve(image)
-    except ImageUnknown as exc:
-        hint = "Bring it here, or go on where it is."
-        raise CheckpointUnfit(f"{checkpoint.folder}: its image {name} ({image}) is not here", hint=hint) from exc
 
 
 def request_of(checkpoint: Checkpoint | None, asked: Request) -> Request:

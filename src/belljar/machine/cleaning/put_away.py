@@ -103,14 +103,15 @@ def put_away(life: Lifecycle, overlays: Overlays) -> None:
             with life.trying("a file of it was not removed"), suppress(FileNotFoundError):
                 os.unlink(path)
     life.point("before-release")
-    life.note(**shutdown_of(life.folder))
-    outcome = life.sum_up()
+    phases = {name: round(seconds, 6) for name, seconds in life.phases.items()}
+    life.note(phases=phases, ended=time.time(), **shutdown_of(life.folder))
+    outcome = to_json(life.outcome)
     with life.trying("its outcome is only told here"):
-        keep_outcome(to_json(outcome), life.folder, ended)
+        keep_outcome(outcome, life.folder, ended)
     life.point("outcome-written")
     life.leave_towards(State.DONE)
     with life.trying("its record waits for a reaper"):  # for one that moves it with its row in the ledger, not without
-        Ledger(folders.logs).append(to_json(outcome), time.time())
+        Ledger(folders.logs).append(outcome, time.time())
         retire(life.folder, ended)
         remove_tree(folders.begun / request.id)
     if request.keep:

@@ -129,8 +129,9 @@ class Reaper:
             paths = {str(path) for path in self._disks(id)} - {event.get("path") for event in events}
             for event in (*reversed(events), *({"event": "make", "what": "disk", "path": path} for path in paths)):
                 yield from _tried(id, self._unmake(id, event))
+            if folder != (begun := self._folders.begun / id):
+                remove_tree(begun)  # before its folder goes: another reaper would take it for a machine that was lost
             retire(folder, self._folders.ended(id))
-            remove_tree(self._folders.begun / id)
             yield Undone(id, "machine", str(folder))
 
     def _unmake(self, id: MachineId, event: Event) -> Iterator[Undone]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from belljar.errors import BelljarError, LockTimeout, NoProcessors
+from belljar.errors import BelljarError, LockTimeout
 from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.files import free_bytes, no_space_as_error, private_folder, read_json, sync, write_whole
-from belljar.host.locks import is_locked, locked, try_lock
+from belljar.host.locks import Lock, is_locked, locked, try_lock
 from belljar.host.processes import boot_id, start_time
 from belljar.host.room import Need, Placement, Room, Settings, Taken, host_memory, own_groups, room, touched
 from belljar.host.threads import in_thread
@@ -24,7 +24,7 @@ from belljar.image import Image
 from belljar.journal import JOURNAL, Record, read
 from belljar.machine import LOCK, REQUEST, RESERVED, Folders
 from belljar.machine.life.life import Lifecycle, Point
-from belljar.model import MachineId, Pin, Request, State, dumps, to_json
+from belljar.model import MachineId, MachineSpec, Request, State, dumps, to_json
 from belljar.records import replace
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 CLAIMING = ".claiming-{}-{}-"  # the folder of a machine before it has its name: its maker's pid and start time
 TURN = "room"  # the lock of those who reserve, in `run`
 PATIENCE = 30.0
-Take = Callable[[], AbstractContextManager[object]]
+Choose = Callable[[MachineSpec, Iterator[Taken]], Placement]  # of cpus that others do not have
 
 
 def claim(request: Request, folders: Folders, point: Point) -> Lifecycle:
@@ -95,67 +95,50 @@ def _without_secrets(request: Request) -> bytes:
     return dumps(record)
 
 
-def holding(images: Images, image: Image, id: MachineId) -> AbstractAsyncContextManager[None]:
-    """`images.hold`, without blocking the loop while somebody else has the image for himself."""
-    return _without_blocking(lambda: images.hold(image, id, patience=0.0), lambda: images.hold(image, id))
-
-
-def locking(path: Path, *, timeout: float, what: str) -> AbstractAsyncContextManager[None]:
-    """`locked`, without blocking the loop. Whoever gives up waiting does not get it later either."""
-    take = partial(locked, path, what=what)
-    return _without_blocking(partial(take, timeout=0.0), partial(take, timeout=timeout), timeout)
-
-
 @asynccontextmanager
-async def _without_blocking(at_once: Take, waiting: Take, timeout: float | None = None) -> AsyncIterator[None]:
+async def holding(images: Images, image: Image, id: MachineId) -> AsyncIterator[None]:
+    """`images.hold`, without blocking the loop while somebody else has the image for himself."""
     with ExitStack() as held:
         try:
-            held.enter_context(at_once())
+            held.enter_context(images.hold(image, id, patience=0.0))
         except LockTimeout:
-            try:
-                async with asyncio.timeout(timeout):
-                    await in_thread(lambda: held.enter_context(waiting()), undo=lambda _: held.close())
-            except TimeoutError as exc:
-                raise LockTimeout(f"waited {timeout} s for another process that does the same") from exc
+            await in_thread(lambda: held.enter_context(images.hold(image, id)), undo=lambda _: held.close())
         yield
 
 
-async def reserve(request: Request, folders: Folders, settings: Settings) -> None:
-    """Reserve what it may use. Raises NoMemory, NoSpace, HostError; not for what a batch system has set aside."""
+@asynccontextmanager
+async def locking(path: Path, *, timeout: float, what: str) -> AsyncIterator[None]:
+    """`locked`, without blocking the loop. Whoever gives up waiting does not get it later either."""
+    if (lock := try_lock(path)) is None:
+        try:
+            async with asyncio.timeout(timeout):
+                lock = await in_thread(lambda: locked(path, timeout=timeout, what=what), undo=Lock.release)
+        except TimeoutError as exc:
+            raise LockTimeout(
+                f"{path}: waited {timeout:g} s to {what}, for another process that does the same"
+            ) from exc
+    with lock:
+        yield
+
+
+def unpinned(machine: MachineSpec, others: Iterator[Taken]) -> Placement:
+    """No cpus of its own."""
+    return Placement()
+
+
+async def reserve(request: Request, folders: Folders, settings: Settings, choose: Choose = unpinned) -> Placement:
+    """Reserve what it may use, and the cpus of its own that *choose* says. Raises NoMemory, NoSpace, HostError, but not for what a
+    batch system has set aside; and what *choose* does."""
     spec = request.machine
-    need = _need(request)
+    memory = 0 if spec.pages.size else spec.memory  # reserved pages are not the memory that others may take
+    need = Need(memory, spec.cpus, spec.scratch or 0, own_groups())
     async with locking(folders.run / TURN, timeout=PATIENCE, what="reserve memory for a machine"):
+        others = partial(taken, folders, besides=request.id)
         if not request.is_allotted and spec.memory <= host_memory()[0] and spec.cpus <= (os.cpu_count() or 1):
-            others = taken(folders, besides=request.id)
-            room(others, settings, free_bytes(folders.scratch)).refuse(need)
-        write_whole(folders.machine(request.id) / RESERVED, dumps(need))
-
-
-def _need(request: Request) -> Need:
-    spec = request.machine  # reserved pages are not the memory that others may take
-    return Need(0 if spec.pages.size else spec.memory, spec.cpus, spec.scratch or 0, own_groups())
-
-
-async def place(life: Lifecycle, *, can_pin: bool) -> None:
-    """Choose the cpus that its virtual ones are pinned to, among those that no other machine of this user is. Raises NoProcessors where
-    that was insisted on and is not possible."""
-    request, allowed, count = life.request, os.sched_getaffinity(0), os.cpu_count() or 1
-    pin, folders = request.machine.pin, life.folders
-    if pin is Pin.NONE or not can_pin:
-        placement = Placement(reason="asked for" if can_pin else "libvirt places its domains itself (`virsh vcpupin`)")
-    elif pin is Pin.AUTO and len(allowed) >= count:
-        placement = Placement(reason=f"this process may use all {count} cpus of this host, as others may")
-    else:
-        from belljar.host import topology
-
-        async with locking(folders.run / TURN, timeout=PATIENCE, what="choose cpus for a machine"):
-            others = {cpu for machine in taken(folders, besides=request.id) for cpu in machine.need.pinned}
-            placement = topology.place(pin, request.machine.cpus, topology.read_cpus(allowed), others)
-            need = replace(_need(request), pinned=placement.numbers)
-            write_whole(folders.machine(request.id) / RESERVED, dumps(need))
-    if pin is Pin.CPUS and not placement.cpus:
-        raise NoProcessors(f"--pin cpus: {placement.reason}", hint="Ask for fewer with --cpus, or leave --pin out.")
-    life.place(placement)
+            room(others(), settings, free_bytes(folders.scratch)).refuse(need)
+        placement = choose(spec, others())
+        write_whole(folders.machine(request.id) / RESERVED, dumps(replace(need, pinned=placement.numbers)))
+    return placement
 
 
 def room_now(folders: Folders, settings: Settings) -> Room:

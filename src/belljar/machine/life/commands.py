@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import socket
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.errors import BelljarError, GuestError, HostError, HypervisorError
+from belljar.errors import BelljarError, GuestError, HostError, HypervisorError, MachineBusy
 from belljar.guest import second_client
-from belljar.hints import TYPE_CHECKING, TypeGuard
-from belljar.machine.life.control import Answer
+from belljar.hints import TYPE_CHECKING
+from belljar.machine import orders
+from belljar.machine.life.control import Answer, say
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.work import Running, Workload
-from belljar.machine.orders import (
-    CANCELLING,
-    Ended,
-    Freeze,
-    GraceOver,
-    Kill,
-    Orders,
-    Pause,
-    Resize,
-    Resume,
-    Signal,
-    Stop,
-    unless_cancelled,
-)
+from belljar.machine.orders import CANCELLING, Ended, unless_cancelled
 from belljar.machine.services import Services
 from belljar.model import Cause, Port, State, to_json
 
@@ -45,17 +32,12 @@ class Commands:
     """Follows one machine's orders and answers its control socket."""
 
     def __init__(
-        self, life: Lifecycle, orders: Orders, running: Running, workload: Workload, services: Services
+        self, life: Lifecycle, given: orders.Orders, running: Running, workload: Workload, services: Services
     ) -> None:  # fmt: skip
         self.running = running
-        self._life, self._orders, self._workload, self._services = life, orders, workload, services
+        self._life, self._orders, self._workload, self._services = life, given, workload, services
         self._grace: asyncio.TimerHandle | None = None
         self._ports: Ports | None = None
-
-    def close(self) -> None:
-        """No grace runs any more."""
-        if self._grace is not None:
-            self._grace.cancel()
 
     async def publish(self, port: Port) -> Port:
         """Listen for the guest, and return where. Raises BadOption, NoSpace."""
@@ -73,29 +55,29 @@ class Commands:
         workload = self._workload
         while True:
             match await self._orders.next():
-                case Signal(number=number) if number in workload.ended_by and workload.is_begun():
+                case orders.Signal(number=number) if number in workload.ended_by and workload.is_begun():
                     await self._begin_grace(self._life.request.grace, workload.cancelled)
-                case Stop(grace=grace, why=why) if workload.is_begun():
+                case orders.Stop(grace=grace, why=why) if workload.is_begun():
                     await self._begin_grace(self._life.request.grace if grace is None else grace, why)
-                case Signal(number=number) if number in CANCELLING and not workload.is_begun():
+                case orders.Signal(number=number) if number in CANCELLING and not workload.is_begun():
                     raise Ended(Cause.CANCELLED, number, workload.never_begun)
-                case Signal(number=number, alone=alone):
+                case orders.Signal(number=number, alone=alone):
                     await workload.signal(number, alone=alone)
-                case Stop() | Kill():
+                case orders.Stop() | orders.Kill():
                     raise Ended(Cause.CANCELLED, signal.SIGKILL, "killed on request")
-                case Resize(rows=rows, columns=columns) if self.running.process is not None:
+                case orders.Resize(rows=rows, columns=columns) if self.running.process is not None:
                     with suppress(GuestError):
                         await self.running.process.resize(rows, columns)
-                case Pause(done=done):
+                case orders.Pause(done=done):
                     await self._pause(done)
-                case Resume():
+                case orders.Resume():
                     await self._resume()
-                case Freeze() as order:
+                case orders.Freeze() as order:
                     await self._freeze(order)
-                case GraceOver(reason=reason, is_last=False) if await workload.kill():
+                case orders.GraceOver(reason=reason, is_last=False) if await workload.kill():
                     # Its first process may be gone, and how it ended is the payload's end: only what is left is killed.
-                    self._orders_later(LAST_MOMENT, GraceOver(reason, is_last=True))
-                case GraceOver(reason=reason):
+                    self._orders_later(LAST_MOMENT, orders.GraceOver(reason, is_last=True))
+                case orders.GraceOver(reason=reason):
                     raise Ended(Cause.CANCELLED, signal.SIGTERM, reason)
 
     async def _begin_grace(self, grace: float, why: str) -> None:
@@ -104,12 +86,12 @@ class Commands:
             raise Ended(Cause.CANCELLED, signal.SIGTERM, f"{why} twice")
         self._life.expect(Cause.CANCELLED, why)
         await self._workload.ask_to_end()
-        self._orders_later(grace, GraceOver(f"{why}; {self._workload.what} did not end within {grace:g} s"))
+        self._orders_later(grace, orders.GraceOver(f"{why}; {self._workload.what} did not end within {grace:g} s"))
 
-    def _orders_later(self, seconds: float, over: GraceOver) -> None:
+    def _orders_later(self, seconds: float, over: orders.GraceOver) -> None:
         self._grace = asyncio.get_running_loop().call_later(seconds, self._orders.give, over)
 
-    async def _freeze(self, order: Freeze) -> None:
+    async def _freeze(self, order: orders.Freeze) -> None:
         """All other orders but to kill it wait: what is asked of a payload that stands still must not be half of it."""
         from belljar.machine.checkpoints.freezing import freeze
 
@@ -117,11 +99,15 @@ class Commands:
             work = freeze(order, self._life, self.running, self._services)
             number = await unless_cancelled(work, self._orders, only_kill=True)
         except BelljarError as error:
-            return settle(order.done, error)
+            if not order.done.done():
+                order.done.set_exception(error)
+                order.done.exception()  # it is not a mistake when nobody waits any more
+            return
         except BaseException:  # re-raised: whoever waits learns that there will be no answer
             order.done.cancel()
             raise
-        settle(order.done, number)
+        if not order.done.done():
+            order.done.set_result(number)
         if order.stop:
             raise Ended(Cause.CHECKPOINTED, None, f"checkpoint {number} of it was written to {order.folder}")
 
@@ -144,119 +130,105 @@ class Commands:
                 await self.running.guest.set_clock()
 
     async def answer(self, question: Answer, connection: socket.socket) -> Answer | None:
-        """One question from the control socket."""
-        match question.get("do"):
-            case "stop":
-                grace = question.get("grace")
-                self._orders.give(Stop(float(grace) if isinstance(grace, (int, float)) else None))
-                return {"ok": True}
-            case "kill":
-                self._orders.give(Kill())
-                return {"ok": True}
-            case "deadline":
-                return await self._move_deadline(question)
-            case "checkpoint":
-                return await self._checkpoint(question)
-            case "publish":
-                return await self._publish(question)
-            case "fork":
-                return await self._fork(question.get("count"), connection)
-            case "relay":
-                return await self._relay(connection)
-            case "console":
-                return await self._attach_console(connection)
-            case other:
-                return {"error": f"unknown request {str(other)[:40]!r}"}
+        """One question from the control socket. None: its connection was used for something longer."""
+        try:
+            match question.get("do"):
+                case "stop":
+                    self._orders.give(orders.Stop(number_in(question, "grace")))
+                case "kill":
+                    self._orders.give(orders.Kill())
+                case "deadline":
+                    return {"ok": True, "at": await self._move_deadline(question)}
+                case "checkpoint":
+                    return {"ok": True, "number": await self._checkpoint(question)}
+                case "publish":
+                    return {"ok": True, "port": to_json(await self._publish(question))}
+                case "fork":
+                    await self._fork(question.get("count"), connection)
+                    return None
+                case "relay":
+                    await self._relay(connection)
+                    return None
+                case "console":
+                    await self._attach_console(connection)
+                    return None
+                case other:
+                    raise MachineBusy(f"unknown request {str(other)[:40]!r}")
+        except BelljarError as exc:
+            return {"error": exc.message, "hint": exc.hint}
+        return {"ok": True}
 
-    async def _move_deadline(self, question: Answer) -> Answer:
+    async def _move_deadline(self, question: Answer) -> float:
         """`at` a moment, or `by` some seconds later than it was. Journaled, then done, then told to the guest."""
         life, deadline = self._life, self._life.deadline
-        at, by = question.get("at"), question.get("by")
-        if is_number(by):
+        at, by = number_in(question, "at"), number_in(question, "by")
+        if by is not None:
             if deadline.at is None:
-                return {"error": "it has no deadline that could come later; `belljar stop --at TIME` gives it one"}
+                raise MachineBusy("it has no deadline that could come later; `belljar stop --at TIME` gives it one")
             at = deadline.at + by
-        if not is_number(at):
-            return {"error": f"deadline: neither a moment nor seconds: {str(question)[:80]}"}
+        if at is None:
+            raise MachineBusy(f"deadline: neither a moment nor seconds: {str(question)[:80]}")
         if deadline.has_passed or life.state not in IN_TIME:
-            return {"error": "it is being ended: its deadline cannot be moved any more"}
+            raise MachineBusy("it is being ended: its deadline cannot be moved any more")
         try:
             life.record.write("deadline", at=at)
             deadline.move(at)
             await self._workload.tell_deadline()
         except (HostError, GuestError) as exc:
-            return {"error": f"its deadline was not told everywhere: {exc.message}"}
-        return {"ok": True, "at": at}
+            raise MachineBusy(f"its deadline was not told everywhere: {exc.message}") from exc
+        return at
 
-    async def _publish(self, question: Answer) -> Answer:
-        if self._life.state not in IN_TIME:
-            return {"error": "it is being ended: no port of it can be published any more"}
+    async def _publish(self, question: Answer) -> Port:
         from belljar.reading import from_json
 
+        if self._life.state not in IN_TIME:
+            raise MachineBusy("it is being ended: no port of it can be published any more")
         try:
-            port = from_json(Port, question.get("port"))
-            return {"ok": True, "port": to_json(await self.publish(port))}
+            return await self.publish(from_json(Port, question.get("port")))
         except ValueError as exc:
-            return {"error": f"publish: {exc}"}
-        except BelljarError as exc:
-            return {"error": exc.message, "hint": exc.hint}
+            raise MachineBusy(f"publish: {exc}") from exc
 
-    async def _fork(self, count: object, connection: socket.socket) -> Answer | None:
+    async def _fork(self, count: object, connection: socket.socket) -> None:
         """Say which template it has become, and hold that until whoever asked hangs up: by then machines of it do."""
         from belljar.machine.life.forking import check, forked
 
         if self._grace is not None or self._life.deadline.has_passed:
-            return {"error": "it is being ended: it cannot be forked any more"}
+            raise MachineBusy("it is being ended: it cannot be forked any more")
         if not isinstance(count, int) or not 0 < count <= MOST_FORKS:
-            return {"error": f"fork: {str(count)[:20]} is not a number of machines from 1 to {MOST_FORKS}"}
-        try:
-            await check(self._services, self._life, self.running, count)
-            async with forked(self._services, self._life, self.running) as key:
-                loop = asyncio.get_running_loop()
-                await loop.sock_sendall(connection, json.dumps({"ok": True, "fork": key}).encode() + b"\n")
-                await loop.sock_recv(connection, 1)
-        except BelljarError as exc:
-            return {"error": exc.message, "hint": exc.hint}
-        return None
+            raise MachineBusy(f"fork: {str(count)[:20]} is not a number of machines from 1 to {MOST_FORKS}")
+        await check(self._services, self._life, self.running, count)
+        async with forked(self._services, self._life, self.running) as key:
+            await say(connection, {"ok": True, "fork": key})
+            await asyncio.get_running_loop().sock_recv(connection, 1)
 
-    async def _checkpoint(self, question: Answer) -> Answer:
-        folder, within = question.get("folder"), question.get("within")
+    async def _checkpoint(self, question: Answer) -> int:
+        folder = question.get("folder")
         if not isinstance(folder, str) or not folder.startswith("/"):
-            return {"error": f"checkpoint: not an absolute path of a folder: {str(folder)[:80]}"}
+            raise MachineBusy(f"checkpoint: not an absolute path of a folder: {str(folder)[:80]}")
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        stop = question.get("stop") is True
-        self._orders.give(Freeze(Path(folder), done, stop, float(within) if is_number(within) else None))
-        try:
-            return {"ok": True, "number": await done}
-        except BelljarError as exc:
-            return {"error": exc.message, "hint": exc.hint}
+        self._orders.give(
+            orders.Freeze(Path(folder), done, question.get("stop") is True, number_in(question, "within"))
+        )
+        return await done
 
-    async def _relay(self, connection: socket.socket) -> Answer | None:
-        if self._life.state is State.RUNNING and self.running.guest is None:
-            return {"error": "the machine's guest knows its own work, and has no agent of belljar's"}
-        if self.running.guest is None or self._life.state is not State.RUNNING:
-            return {"error": f"the machine is {self._life.state.value}, not running"}
-        await asyncio.get_running_loop().sock_sendall(connection, b'{"ok": true}\n')
+    async def _relay(self, connection: socket.socket) -> None:
+        if self._life.state is not State.RUNNING:
+            raise MachineBusy(f"the machine is {self._life.state.value}, not running")
+        if self.running.guest is None:
+            raise MachineBusy("the machine's guest knows its own work, and has no agent of belljar's")
+        await say(connection, {"ok": True})
         await second_client(self.running.guest, connection)
-        return None
 
-    async def _attach_console(self, connection: socket.socket) -> Answer | None:
+    async def _attach_console(self, connection: socket.socket) -> None:
         if self.running.console is None:
-            return {"error": f"the machine is {self._life.state.value}: it has no console yet"}
-        await asyncio.get_running_loop().sock_sendall(connection, b'{"ok": true}\n')
+            raise MachineBusy(f"the machine is {self._life.state.value}: it has no console yet")
+        await say(connection, {"ok": True})
         await self.running.console.attach(connection)
-        return None
 
 
-def settle(done: asyncio.Future[int], answer: int | BelljarError) -> None:
-    """Answer whoever still waits."""
-    if done.done():
-        return
-    if isinstance(answer, int):
-        return done.set_result(answer)
-    done.set_exception(answer)
-    done.exception()  # it is not a mistake when nobody waits any more
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < FAR
+def number_in(question: Answer, name: str) -> float | None:
+    """A moment or seconds; None where there is no such number."""
+    match question.get(name):
+        case int() | float() as number if not isinstance(number, bool) and abs(number) < FAR:
+            return float(number)
+    return None

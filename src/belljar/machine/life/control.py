@@ -89,7 +89,11 @@ class ControlServer:
             else:
                 answer = await self._handler(question, connection)
             if answer is not None:
-                await loop.sock_sendall(connection, json.dumps(answer).encode() + b"\n")
+                await say(connection, answer)
+
+
+async def say(connection: socket.socket, answer: Answer) -> None:
+    await asyncio.get_running_loop().sock_sendall(connection, json.dumps(answer).encode() + b"\n")
 
 
 def connect(folder: Path, *, patience: float | None = ASK_TIMEOUT) -> socket.socket:
@@ -117,12 +121,8 @@ def ask(connection: socket.socket, do: str, **details: Any) -> Answer:
     """Put one question, wait for its answer. Raises MachineBusy when it is refused, or there is none in time."""
     try:
         connection.sendall(json.dumps({"do": do, **details}).encode() + b"\n")
-        line = b""
-        while not line.endswith(b"\n") and len(line) < LONGEST_LINE:
-            data = connection.recv(1)  # not one byte more: what follows belongs to the relay
-            if not data:
-                break
-            line += data
+        with connection.makefile("rb", buffering=0) as answers:  # not one byte more: what follows belongs to the relay
+            line = answers.readline(LONGEST_LINE)
     except TimeoutError as exc:
         raise MachineBusy(f"the supervisor did not answer `{do}` within {connection.gettimeout():.0f} s") from exc
     except (ConnectionResetError, BrokenPipeError):

@@ -26,15 +26,14 @@ async def prove(guest: Guest, identity: Identity, link: Link, life: Lifecycle, *
     if abs(proof.clock_skew) > LARGEST_SKEW:
         proof = replace(proof, clock_skew=await guest.set_clock())
     check(identity, proof)
-    life.claim_sample(proof.sample)
     if is_clone and link.mode in REACHED:
         try:
             await guest.renew_keys()
         except GuestRefused as error:
             hint = "Put our agent and ssh-keygen into the image, or add `--start cold`."
             raise PlugRefused(f"the clone's ssh server has its template's keys: {error.message}", hint=hint) from error
-    life.identity = identity
-    life.prove(hostname=proof.hostname, machine_id=proof.machine_id, mac=proof.mac, skew=round(proof.clock_skew, 6))
+    told = {"hostname": proof.hostname, "machine_id": proof.machine_id, "mac": proof.mac}
+    life.prove(identity, proof.sample, **told, skew=round(proof.clock_skew, 6))
 
 
 def new_identity(id: str, link: Link) -> Identity:

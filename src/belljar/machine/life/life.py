@@ -44,7 +44,7 @@ class Lifecycle:
         self.deadline = Deadline()
         self.placement = Placement()
         self.time_began = 0.0  # when its work's time began to count, seconds since the epoch
-        self.is_begun = self.is_proved = self.is_settled = False
+        self.is_begun = self.is_settled = False
         self.identity: Identity | None = None  # its guest's, once that has proved it
         self.files: list[Path] = []  # of this machine alone, outside its folder
         started, reason = time.time(), "it has not ended"
@@ -90,8 +90,9 @@ class Lifecycle:
         self.files.append(path)
         return path
 
-    def claim_sample(self, sample: str) -> None:
-        """Two guests of a host that drew the same random bytes are twins. Raises IdentityRefused."""
+    def prove(self, identity: Identity, sample: str, **details: Any) -> None:
+        """Its guest has shown that it has this identity. Two guests of a host that drew the same random bytes are twins: raises
+        IdentityRefused."""
         path = self.folders.identities / sample
         self.record.intend("identity", path)
         try:
@@ -100,10 +101,7 @@ class Lifecycle:
             reason = "another guest on this host drew the same random numbers: the clone is a twin"
             raise IdentityRefused(reason) from None
         self.files.append(path)
-
-    def prove(self, **details: Any) -> None:
-        """Its guest has shown that it has an identity of its own."""
-        self.is_proved = True
+        self.identity = identity
         self.record.write("identity", **details)
 
     @contextmanager
@@ -182,18 +180,12 @@ class Lifecycle:
 
     def begin_again(self) -> None:
         """Its guest rebooted: its work has not begun, and it has proved nothing yet. Its time goes on."""
-        self.is_begun = self.is_proved = False
+        self.is_begun, self.identity = False, None
         self.record.tell("rebooted")
 
     def settle(self) -> None:
         """All that the job is about is done: whatever happens to the machine now, the outcome stays what it is."""
         self.is_settled = True
-
-    def sum_up(self) -> Outcome:
-        """The outcome with all that is known at the end."""
-        phases = {name: round(seconds, 6) for name, seconds in self.phases.items()}
-        self.note(phases=phases, ended=time.time())
-        return self.outcome
 
     def release(self) -> None:
         """Give up journal and lock. Whoever finds the lock free afterwards may clean up what is left."""

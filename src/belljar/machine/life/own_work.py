@@ -15,7 +15,7 @@ from belljar.hypervisor import EventKind
 from belljar.machine.cleaning.put_away import OURS, deadline
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.output import CappedSink
-from belljar.machine.life.work import Running, Workload, conclude, off_too_soon
+from belljar.machine.life.work import Running, Workload, off_too_soon
 from belljar.machine.orders import CANCELLING, Ended
 from belljar.model import Account, Context, OwnWork, Payload, Sign, State
 
@@ -88,18 +88,13 @@ class OwnWorkload(Workload):
     def explain_off(self, kind: EventKind, last_line: str) -> BelljarError:
         if kind is EventKind.RESET and self._work.reboots and self._life.is_begun:
             return GuestRebooted("the guest rebooted")
-        if self._running.guest is not None and not self._life.is_proved:
+        if self._running.guest is not None and self._life.identity is None:
             return off_too_soon(kind, last_line)
         if kind is EventKind.RESET:  # so ends a firmware that finds nothing to boot, too
             return off_too_soon(kind, last_line, "instead of powering itself off")
         if last_line.startswith(OURS):  # belljar's own init gives up so, too
             return BootFailed(last_line)
         return GuestPoweredOff("the guest powered itself off")
-
-    def conclude_off(self, error: GuestPoweredOff) -> None:
-        conclude(self._life)
-        for extra in self._running.extras:
-            extra.left_in_order()
 
     async def _has_file(self) -> bool:
         assert self._running.guest is not None

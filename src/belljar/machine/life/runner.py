@@ -25,13 +25,13 @@ from belljar.machine.life.control import ControlServer
 from belljar.machine.life.identity import new_identity, prove, take_all_into_use
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.output import Console
-from belljar.machine.life.work import PayloadWorkload, Running, Workload
+from belljar.machine.life.work import PayloadWorkload, Running, Workload, conclude
 from belljar.machine.orders import Ended, Orders, cancelled, first, unless_cancelled, unless_ended
 from belljar.machine.planning.boot_plan import Plan, Planner, awaited_line
 from belljar.machine.planning.refusal import checked_image
 from belljar.machine.planning.template import judge
 from belljar.machine.services import Keep, Services
-from belljar.model import NetworkMode, Request, RunPayload, State, Usage, Work
+from belljar.model import NetworkMode, Request, RunPayload, State, Usage
 
 if TYPE_CHECKING:
     from belljar.machine.checkpoints import Checkpoint, Checkpoints
@@ -53,19 +53,17 @@ class Runner:
         self._further = extras  # beside what the request asks for
         self._held = ExitStack()  # what is released when the domain is gone
         self._orders = orders
-        self._workload = self._workload_of(life.request.work)
+        if isinstance(work := life.request.work, RunPayload):
+            self._workload: Workload = PayloadWorkload(work, life, self.running, services)
+        else:
+            from belljar.machine.life.own_work import OwnWorkload
+
+            self._workload = OwnWorkload(work, life, self.running)
         self._commands = Commands(life, orders, self.running, self._workload, services)
         self._control = ControlServer(life.folder, self._commands.answer)
         self._fate: asyncio.Task[errors.BelljarError] | None = None  # why the domain ended by itself
         self._tasks: list[asyncio.Task[None]] = []
         self._quit_status: int | None = None  # of the last domain, as waitpid tells it
-
-    def _workload_of(self, work: Work) -> Workload:
-        if isinstance(work, RunPayload):
-            return PayloadWorkload(work, self.life, self.running, self.services)
-        from belljar.machine.life.own_work import OwnWorkload
-
-        return OwnWorkload(work, self.life, self.running)
 
     def go_on_from(self, checkpoints: Checkpoints) -> None:
         """It is claimed: the folder of checkpoints is its own from now on."""
@@ -115,8 +113,12 @@ class Runner:
                     life.begin_again()
                     await self._drop_domain()
                     await self._boot(await planner.again())
-            except errors.GuestPoweredOff as error:
-                self._workload.conclude_off(error)
+            except errors.GuestPoweredOff:
+                if not self._workload.may_power_off:
+                    raise
+                conclude(life)
+                for extra in self.running.extras:
+                    extra.left_in_order()
 
     async def _has_rebooted(self, streams: Streams) -> bool:
         """Carry its work out, from a guest that was booted to the end, or to a reboot that it may make."""
@@ -237,7 +239,6 @@ class Runner:
     async def leave(self) -> None:
         """Domain, socket, files, outcome, lock, in this order. Each step is tried whatever became of the one before."""
         life = self.life
-        self._commands.close()
         self._orders.close()
         with life.phase("stop"):
             if self.running.domain is not None:
@@ -272,27 +273,27 @@ class Runner:
 
     async def _drop_domain(self) -> None:
         """End the domain, and all that listened to it."""
-        life, domain, guest, console = self.life, self.running.domain, self.running.guest, self.running.console
+        life, running, domain = self.life, self.running, self.running.domain
+        if domain is None:
+            return
         if self._fate is not None:
             self._fate.cancel()
-        if guest is not None:
-            guest.close()
-        if domain is not None:
-            outlasts = life.request.keep or self.running.equipment.outlasts
-            with life.trying(NOT_ENDED):
-                self._quit_status = await domain.quit(grace=QUIT_TO_KEEP if outlasts else 0.0)
-            with life.trying("what it used is not known"):
-                (user, system, memory), before = domain.usage(), life.outcome.host
-                peak = max(before.peak_memory, memory)
-                life.note(host=Usage(before.user + user, before.system + system, peak))
+        if running.guest is not None:
+            running.guest.close()
+        with life.trying(NOT_ENDED):
+            outlasts = life.request.keep or running.equipment.outlasts
+            self._quit_status = await domain.quit(grace=QUIT_TO_KEEP if outlasts else 0.0)
+        with life.trying("what it used is not known"):
+            (user, system, memory), before = domain.usage(), life.outcome.host
+            life.note(host=Usage(before.user + user, before.system + system, max(before.peak_memory, memory)))
         for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+            await cancelled(task)
         with life.trying("a line to it was not closed"):
-            for end in (*((domain.channel, domain.console) if domain else ()), *((console,) if console else ())):
-                end.close()
+            for end in (domain.channel, domain.console, running.console):
+                if end is not None:
+                    end.close()
         self._fate = None
-        self.running.clear()
+        running.clear()
         self._tasks.clear()
 
     async def _while_alive(self, work: Coroutine[Any, Any, T]) -> T:

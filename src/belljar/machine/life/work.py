@@ -69,6 +69,7 @@ class Workload:
     ended_by: frozenset[int]  # signals after which it gets its grace, once it has begun
     cancelled: str  # what is said then
     never_begun: str  # what is said where it had not begun
+    may_power_off = True  # that the guest did so ends it well
 
     def __init__(self, life: Lifecycle, running: Running) -> None:
         self._life, self._running = life, running
@@ -88,10 +89,6 @@ class Workload:
     def explain_off(self, kind: EventKind, last_line: str) -> errors.BelljarError:
         """What it amounts to that the guest powered itself off, or rebooted."""
         raise NotImplementedError
-
-    def conclude_off(self, error: errors.GuestPoweredOff) -> None:
-        """Make this end the outcome, or raise it."""
-        raise error
 
     async def await_ready(self, timeout: float) -> None:
         """Wait until the guest is ready for its work: it is when it has proved who it is. Raises BootTimeout."""
@@ -129,7 +126,7 @@ class PayloadWorkload(Workload):
         super().__init__(life, running)
         self._payload, self._services = work.payload, services
         self._early: list[tuple[int, bool]] = []  # signals that came before the payload did
-        self._is_off = False  # it powered the guest off
+        self.may_power_off = False
 
     def is_begun(self) -> bool:
         return self._running.process is not None
@@ -220,16 +217,12 @@ class PayloadWorkload(Workload):
             await self.signal(signal.SIGKILL)
         return self._payload.lingers
 
-    def conclude_off(self, error: errors.GuestPoweredOff) -> None:
-        """A script that is its machine's user data may end so, as a guest at its own work does."""
-        if self._life.request.work.user_data is None or not self._is_off:
-            raise error
-        conclude(self._life)
-
     def explain_off(self, kind: EventKind, last_line: str) -> errors.BelljarError:
         if self._life.is_begun:
-            self._is_off = kind is EventKind.SHUTDOWN
-            what = "powered the guest off" if kind is EventKind.SHUTDOWN else "rebooted the guest"
+            is_off = kind is EventKind.SHUTDOWN
+            # A script that is its machine's user data may end so, as a guest at its own work does.
+            self.may_power_off = is_off and self._life.request.work.user_data is not None
+            what = "powered the guest off" if is_off else "rebooted the guest"
             return errors.GuestPoweredOff(f"the payload {what}")
         return off_too_soon(kind, last_line)
 

@@ -1,4 +1,4 @@
-"""What a guest sees of the processors that it is pinned to, and what its memory consists of: pure decisions, before it is planned.
+"""Which processors a machine is pinned to, what its guest sees of them, and what its memory consists of: decided before it is planned.
 
 A template is booted with one processor in one socket, and its memory is one file that its clones share. What differs from that is
 booted cold (docs/develop/decisions/0032-processors-and-memory.md).
@@ -6,12 +6,32 @@ booted cold (docs/develop/decisions/0032-processors-and-memory.md).
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from belljar.host.room import Cpu
+from belljar.errors import NoProcessors
+from belljar.host.room import Cpu, Placement, Taken
 from belljar.hypervisor import DomainSpec, Layout, Node
-from belljar.model import Pages, Topology
+from belljar.model import MachineSpec, Pages, Pin, Topology
+
+
+def pinned(machine: MachineSpec, others: Iterator[Taken], *, can_pin: bool) -> Placement:
+    """The cpus that its virtual ones are pinned to, among those that no other machine of this user is. Raises NoProcessors where that
+    was insisted on and is not possible."""
+    pin, allowed, count = machine.pin, os.sched_getaffinity(0), os.cpu_count() or 1
+    if pin is Pin.NONE or not can_pin:
+        placement = Placement(reason="asked for" if can_pin else "libvirt places its domains itself (`virsh vcpupin`)")
+    elif pin is Pin.AUTO and len(allowed) >= count:
+        placement = Placement(reason=f"this process may use all {count} cpus of this host, as others may")
+    else:
+        from belljar.host import topology
+
+        had = {cpu for other in others for cpu in other.need.pinned}
+        placement = topology.place(pin, machine.cpus, topology.read_cpus(allowed), had)
+    if pin is Pin.CPUS and not placement.cpus:
+        raise NoProcessors(f"--pin cpus: {placement.reason}", hint="Ask for fewer with --cpus, or leave --pin out.")
+    return placement
 
 
 def layout_of(topology: Topology, cpus: Sequence[Cpu], memory: int, block: int, *, must_clone: bool) -> Layout | None:
