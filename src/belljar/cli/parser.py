@@ -7,12 +7,12 @@ A verb writes its options as a table, one row a line:
     / --qemu @which | what QEMU wrote to stderr
 
     table  = { "# " act { " +" shared } " | " help | "[" heading "]" | row }    a heading holds for the rows below it; the rows
-                                of several acts come last, by the names that `acts` has for them
+                                of several acts come last, by the names that `acts` has for them, and `format`
     row    = { word } [ " | " help ]                            a line that begins with "| " goes on with the one above;
                                                                 a row without a help text is not shown
     word   = "-n" | "--name"    the names of an option; a row without any is a parameter
            | "NAME"             how help calls the value, and how it is read (`TYPES`); an option without a value is a switch
-           | "{a,b}"            the values there are
+           | "{a,b}"            the values there are; "{Kind}": those of this enumeration of the model
            | "*" | "+" | "?"    any number of values, at least one, at most one (an option without it is False);
                                 an option with * is repeatable
            | "..."              all that follows, options too
@@ -30,8 +30,11 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from enum import Enum
+from functools import partial
 from pathlib import Path
 
+from belljar import model
 from belljar.errors import BadOption
 from belljar.hints import Any, NoReturn
 from belljar.jobs import plain
@@ -136,14 +139,16 @@ class Verb:
     usage: str = ""
 
 
-def acts(table: str, functions: Mapping[str, Act], **shared: str) -> dict[str, Verb]:
-    """The acts of a verb. *shared*: rows that several of them have."""
+def acts(table: str, functions: Mapping[str, Any], **shared: str) -> dict[str, Verb]:
+    """The acts of a verb. *functions*: of its module; that of an act has its name, or its name and `_`. *shared*: rows that several
+    acts have."""
     verbs = {}
     for part in re.split(r"^\s*# ", table, flags=re.MULTILINE)[1:]:
         head, _, options = part.partition("\n")
         words, _, help = head.partition(" | ")
         name, *more = words.split(" +")
-        verbs[name] = Verb(help, functions[name], "\n".join((options, *map(shared.__getitem__, more))))
+        act = functions.get(f"{name}_") or functions[name.replace("-", "_")]
+        verbs[name] = Verb(help, act, "\n".join((options, *({"format": FORMAT, **shared}[word] for word in more))))
     return verbs
 
 
@@ -174,6 +179,9 @@ def _argument(words: list[str]) -> tuple[list[str], dict[str, Any]]:
                 argument["dest"] = word[1:]
             case "=":
                 argument["default"] = word[1:]
+            case "{" if word[1].isupper():
+                kind = getattr(model, word[1:-1])
+                argument |= {"choices": [member.value for member in kind], "type": partial(_member, kind)}
             case "{":
                 argument["choices"] = word[1:-1].split(",")
             case "!":
@@ -197,6 +205,11 @@ def _argument(words: list[str]) -> tuple[list[str], dict[str, Any]]:
     elif argument.get("nargs") == "?":
         argument["const"] = False
     return names, argument
+
+
+def _member(kind: type[Enum], text: str) -> Enum | str:
+    """This one of the kind; a word that is none is refused with the choices."""
+    return next((member for member in kind if member.value == text), text)
 
 
 def value_of(kind: str) -> Callable[[str], Any]:

@@ -15,7 +15,7 @@ from belljar.bait import Order, settings
 from belljar.bait.journal import give_order, read, read_status
 from belljar.bait.journal import order as ordered
 from belljar.batch.job import policy
-from belljar.cli.parser import FORMAT, Args, Verb, acts, state_folder
+from belljar.cli.parser import Args, Verb, acts, state_folder
 from belljar.cli.render import duration, show, show_findings
 from belljar.errors import BadOption, BelljarError, UsageError
 from belljar.host import processes
@@ -96,16 +96,21 @@ def status(args: Args, runtime: Runtime) -> int:
     return 2 if not is_running else 0 if status.state == "open" else 1
 
 
-def order(args: Args, runtime: Runtime) -> None:
-    give_order(state_folder(args, runtime, "bait"), Order() if args.act == "open" else Order(False, args.reason))
+def open_(args: Args, runtime: Runtime) -> None:
+    give_order(state_folder(args, runtime, "bait"), Order())
+
+
+def close(args: Args, runtime: Runtime) -> None:
+    give_order(state_folder(args, runtime, "bait"), Order(False, args.reason))
 
 
 def jobs(args: Args, runtime: Runtime) -> None:
-    folder, now, rows = state_folder(args, runtime, "bait"), time.time(), []
+    folder, now = state_folder(args, runtime, "bait"), time.time()
     entries, node_of = list(read(folder).values()), _nodes(folder)
-    for entry in entries:
-        nodes = " ".join(map(node_of, entry.machines))
-        rows.append((entry.job, entry.state.value, duration(now - entry.since), nodes, entry.tries, entry.why))
+    rows = [
+        (it.job, it.state.value, duration(now - it.since), " ".join(map(node_of, it.machines)), it.tries, it.why)
+        for it in entries
+    ]
     show({"jobs": entries}, ("JOB", "STATE", "FOR", "NODES", "TRIES", "WHY"), rows, as_=args.format)
 
 
@@ -118,9 +123,8 @@ def nodes(args: Args, runtime: Runtime) -> None:
         for entry in read(folder).values()
         for id in entry.machines
     ]
-    show(
-        {"nodes": values}, ("NODE", "MACHINE", "JOB", "STATE"), [[*value.values()] for value in values], as_=args.format
-    )
+    rows = [[*value.values()] for value in values]
+    show({"nodes": values}, ("NODE", "MACHINE", "JOB", "STATE"), rows, as_=args.format)
 
 
 def rules(args: Args, runtime: Runtime) -> None:
@@ -161,13 +165,9 @@ FILE ? =/etc/belljar/bait.toml | settings file, of which networks, closed and se
 JOB | the job's number
 --timeout TIME =60 | fail if the service has not taken it after this time (default: 60 s)
 """
-FUNCTIONS = {
-    "run": run, "check": check, "status": status, "open": order, "close": order, "jobs": jobs, "nodes": nodes,
-    "rules": rules, "arrive": arrive,
-}  # fmt: skip
 VERBS = {
     "bait": Verb(
         "Worker nodes on demand. A bait is a node whose jobs do not start there: belljar makes a machine for each, which joins the cluster, and moves the job to it.",
-        acts=acts(ROWS, FUNCTIONS, state=STATE_OPTION, format=FORMAT),
+        acts=acts(ROWS, globals(), state=STATE_OPTION),
     )
 }

@@ -15,7 +15,7 @@ from belljar.batch.install.commands import Client
 from belljar.batch.install.engine import TO_DO, Installation
 from belljar.batch.install.pieces import Advice, Argv, Change, OurFile, OurFolder, OurLines, Piece, Step, mode_of
 from belljar.batch.job.terms import one_line, one_node
-from belljar.cli.parser import FORMAT, Args, Verb, acts
+from belljar.cli.parser import Args, Verb, acts
 from belljar.cli.render import as_json, show, show_findings
 from belljar.errors import BadOption, BelljarError
 from belljar.jobs import complain, node, plain
@@ -205,10 +205,6 @@ def _systems() -> str:
 VERBS = {
     "batch": Verb(
         "Install belljar in a batch system, so that its jobs run in machines.",
-        acts=acts(
-            ACTS.replace("SYSTEM | the batch system", _systems()),
-            {"install": install, "check": check, "uninstall": uninstall, "node": node_},
-            format=FORMAT,
-        ),
+        acts=acts(ACTS.replace("SYSTEM | the batch system", _systems()), globals()),
     )
 }

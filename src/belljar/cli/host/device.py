@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from belljar.assembly import Runtime
-from belljar.cli.parser import FORMAT, Args, Verb, acts
+from belljar.cli.parser import Args, Verb, acts
 from belljar.cli.render import show, show_findings
 from belljar.errors import BadOption, NotPermitted
 from belljar.host.privileges import user_of
@@ -13,7 +13,7 @@ from belljar.host.vfio import Bindings
 from belljar.jobs import devices
 
 
-def show_all(args: Args, runtime: Runtime) -> None:
+def list_(args: Args, runtime: Runtime) -> None:
     heads = ("ADDRESS", "CLASS", "ID", "KIND", "GROUP", "DRIVER", "NUMA", "HELD BY")
     show([*devices.rows(runtime, every=args.all)], heads, as_=args.format)
 
@@ -55,8 +55,7 @@ VERBS = {
             # release | reset devices and give them back to the host's drivers (root)
             ADDRESS * @addresses | such as 0000:41:00.0
             --job JOB = | all that this job had""",
-            {"list": show_all, "check": check, "bind": bind, "release": release},
-            format=FORMAT,
+            globals(),
         ),
     )
 }

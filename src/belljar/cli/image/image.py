@@ -13,7 +13,7 @@ from typing import Any
 from belljar.assembly import Runtime
 from belljar.cli.image.warm import OPTIONS as PREPARING
 from belljar.cli.image.warm import warm
-from belljar.cli.parser import FORMAT, Args, Verb, acts
+from belljar.cli.parser import Args, Verb, acts
 from belljar.cli.render import moment
 from belljar.cli.render import show as put
 from belljar.context import choose
@@ -27,7 +27,7 @@ from belljar.jobs.disks import told_of
 from belljar.jobs.starting import image_of
 from belljar.machine.planning.contexts import means_of
 from belljar.machine.workshop.workshop import Item
-from belljar.model import Context, Firmware
+from belljar.model import Context
 
 HEADS = ("NAME", "DIGEST", "STATE", "OS", "BOOT", "DISK", "STORED", "CREATED", "SOURCE")
 SHORT = 12  # digits of a digest that are shown
@@ -45,19 +45,18 @@ def build(args: Args, runtime: Runtime) -> None:
 def import_(args: Args, runtime: Runtime) -> None:
     from belljar.image.intake.sources import Order, bring
 
-    context = Context(args.context)
     source = "docker-archive:-" if args.source == "-" else args.source
     if not args.name and (args.source == "-" or not is_container(source)):
         raise BadOption("--name is missing", hint="Only a container image with an address or path needs none.")
     order = Order(
         source, args.name or name_of(source), args.kernel, args.initrd, args.append, args.firmware, kind=args.kind,
-        sha256=args.sha256.lower(), context=context, signer=args.signer,
+        sha256=args.sha256.lower(), context=args.context, signer=args.signer,
     )  # fmt: skip
 
     def judge(facts: Mapping[str, Any], has_kernel: bool) -> None:
-        choose(context, means_of(facts, has_kernel), args.name)
+        choose(args.context, means_of(facts, has_kernel), args.name)
 
-    image = bring(runtime.images, order, None if context is Context.AUTO else judge)
+    image = bring(runtime.images, order, None if args.context is Context.AUTO else judge)
     if words := told_of(image):
         complain(words, "")
     print(image.digest)
@@ -66,8 +65,7 @@ def import_(args: Args, runtime: Runtime) -> None:
 def list_(args: Args, runtime: Runtime) -> None:
     images = runtime.images.images()
     values = [_described(runtime, image) for image in images]
-    rows = [_row(image, value) for image, value in zip(images, values, strict=True)]
-    put(values, HEADS, rows, as_=args.format)
+    put(values, HEADS, list(map(_row, images, values)), as_=args.format)
 
 
 def show(args: Args, runtime: Runtime) -> None:
@@ -98,10 +96,7 @@ def verify(args: Args, runtime: Runtime) -> int:
     images = [runtime.images.find(reference) for reference in args.images] or runtime.images.images()
     verdicts = [(image, runtime.images.verify(image)) for image in images]
     values = [{"digest": image.digest, "names": image.names, "wrong": wrong} for image, wrong in verdicts]
-    rows = [
-        (", ".join(image.names), image.digest[:SHORT], "; ".join(wrong) or "as it was stored")
-        for image, wrong in verdicts
-    ]
+    rows = [(", ".join(it.names), it.digest[:SHORT], "; ".join(wrong) or "as it was stored") for it, wrong in verdicts]
     put(values, ("NAME", "DIGEST", "STATE"), rows, as_=args.format)
     bad = [image for image, wrong in verdicts if wrong]
     for image in bad:
@@ -133,12 +128,10 @@ def tag(args: Args, runtime: Runtime) -> None:
 def set_(args: Args, runtime: Runtime) -> None:
     if args.context is None and args.firmware is None:
         raise BadOption("nothing to change", hint="Give --context or --firmware.")
-    context = None if args.context is None else Context(args.context)
-    firmware = None if args.firmware is None else Firmware(args.firmware)
     image = runtime.images.resolve(args.image)
-    if context not in (None, Context.AUTO):
-        choose(context, means_of(image.facts, image.kernel is not None), args.image)
-    runtime.images.amend(image, context=context, firmware=firmware)
+    if args.context not in (None, Context.AUTO):
+        choose(args.context, means_of(image.facts, image.kernel is not None), args.image)
+    runtime.images.amend(image, context=args.context, firmware=args.firmware)
 
 
 def extract(args: Args, runtime: Runtime) -> None:
@@ -254,8 +247,7 @@ def key(args: Args, runtime: Runtime) -> None:
 
 DISK = "IMAGE|ID @disk | an image, or an ended machine of `belljar run --keep`"
 IMAGE = "IMAGE | name, digest or the digest's first digits"
-CONTEXT = "{" + ",".join(context.value for context in Context) + "}"
-CONTEXT_HELP = "how belljar's agent gets into the guest (default: as the image can)"
+CONTEXT = "how belljar's agent gets into the guest (default: as the image can)"
 ACTS = f"""
 # build | build a Debian image with mmdebstrap
 {{debian}} @system | what to build
@@ -277,7 +269,7 @@ FILE|URL|CONTAINER @source | a path, or an address (file, http or https); or doc
 --append WORDS | the kernel's command line
 --firmware {{auto,bios,uefi,none}} =auto | auto: boot the disk's kernel directly, else its boot loader; bios, uefi: its boot loader;
 | none: never its boot loader
---context {CONTEXT} =auto | {CONTEXT_HELP}
+--context {{Context}} =auto | {CONTEXT}
 # warm +preparing | make a warm image: a command prepares a guest, and jobs start where it ended, with what it has loaded
 NAME | the new image's name
 CMD ... @command
@@ -296,8 +288,8 @@ IMAGE * @images | name or digest (default: all images)
 NAME | its new name
 # set | change how an image is booted, and how belljar's agent gets into it
 {IMAGE}
---firmware {{bios,uefi}} | boot loader of a disk that is not booted directly
---context {CONTEXT} | {CONTEXT_HELP}
+--firmware {{Firmware}} | boot loader of a disk that is not booted directly
+--context {{Context}} | {CONTEXT}
 # extract | copy files and folders out of an image, or out of a machine's kept disk
 {DISK}
 PATH + @paths | a path in it
@@ -329,13 +321,5 @@ NAME * @names | names (default: those that this host already has from there)
 -n --dry-run | only show what would be done
 # key | print the public part of a signing key, for `publish --delegate`; the key is made if there is none
 FILE | the private key"""
-FUNCTIONS = {
-    "build": build, "import": import_, "list": list_, "show": show, "verify": verify, "remove": remove,
-    "gc": gc, "tag": tag, "set": set_, "warm": warm, "extract": extract, "insert": insert, "agent": agent, "publish": publish, "sync": sync, "key": key,
-}  # fmt: skip
-VERBS = {
-    "image": Verb(
-        "Disk images, from which machines boot. They never change.",
-        acts=acts(ACTS, FUNCTIONS, format=FORMAT, preparing=PREPARING),
-    )
-}
+WHAT = "Disk images, from which machines boot. They never change."
+VERBS = {"image": Verb(WHAT, acts=acts(ACTS, globals(), preparing=PREPARING))}

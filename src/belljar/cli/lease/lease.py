@@ -18,7 +18,7 @@ from belljar.assembly import Runtime
 from belljar.cli.lease import cluster
 from belljar.cli.lease.asking import DOOR, ask, connected, public_key, receive, send, watched
 from belljar.cli.machine.request import above_zero
-from belljar.cli.parser import FORMAT, Args, Verb, acts, state_folder
+from belljar.cli.parser import Args, Verb, acts, state_folder
 from belljar.cli.render import as_json, duration, show, utc
 from belljar.errors import BadOption, HostError
 from belljar.host.commands import which
@@ -116,9 +116,12 @@ def extend(args: Args, runtime: Runtime) -> None:
     ask(args.door, "extend", id=args.lease, seconds=float(args.time))
 
 
-def act_on(args: Args, runtime: Runtime) -> None:
+def release(args: Args, runtime: Runtime) -> None:
     for id in args.ids:
         ask(args.door, args.act, id=id)
+
+
+reboot = release
 
 
 def _until_running(door: Path, lease: str, limit: float) -> None:
@@ -304,14 +307,10 @@ LEASE | the lease's ID
 PILOT = """
 FILE | the job file that the service wrote, mode 0600
 --rank N | number of this node among those of its job; default: as the batch system says"""
-FUNCTIONS = {
-    "serve": serve, "run": run, "status": status, "extend": extend, "grow": grow, "release": act_on, "reboot": act_on, "ssh": ssh,
-    "connect": connect, "key": key, "explain": explain, "console": console, "usage": usage, "events": events,
-}  # fmt: skip
 VERBS = {
     "lease": Verb(
         "Machines for a limited time. Jobs of the site's batch system hold the nodes that they run on.",
-        acts={**acts(ROWS, FUNCTIONS, door=DOOR, format=FORMAT), "cluster": cluster.CLUSTER},
+        acts={**acts(ROWS, globals(), door=DOOR), "cluster": cluster.CLUSTER},
     ),
     "pilot": Verb(
         "Hold a node for a lease: make its machines as its service says, and end them in time.", pilot, PILOT

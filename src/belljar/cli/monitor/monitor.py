@@ -10,7 +10,7 @@ from secrets import token_urlsafe
 
 from belljar.assembly import Runtime
 from belljar.cli.monitor import LEDGER, SEEN, complain_of, host_metrics, host_of, reader, tell
-from belljar.cli.parser import FORMAT, Args, Verb, acts
+from belljar.cli.parser import Args, Verb, acts
 from belljar.cli.render import as_json, show
 from belljar.errors import BadOption, LibraryMissing
 from belljar.host.files import private_folder, read_secret, write_whole
@@ -123,12 +123,6 @@ FILE | such as /var/lib/prometheus/node-exporter/belljar.prom; replaced as a who
 VERBS = {
     "monitor": Verb(
         "A page, metrics and traces of one or many hosts, read from ledgers, journals and folders.",
-        acts=acts(
-            ROWS,
-            {"serve": serve, "textfile": textfile, "spans": spans, "glue2": glue2},
-            ledger=LEDGER,
-            state=STATE,
-            format=FORMAT,
-        ),
+        acts=acts(ROWS, globals(), ledger=LEDGER, state=STATE),
     )
 }

@@ -91,12 +91,9 @@ OPTIONS = f"""FACTORY * @factories | names of factories (default: all of the spa
     --timeout TIME | how long to wait for answers
     --settings FILE | settings file (default: /etc/belljar/vacuum.toml); not needed with --space and FACTORY
     {FORMAT}"""
-ACTS = acts(
-    """
-    # machines +all | list the slots of factories and what runs in them; exits 1 if a factory does not answer
-    # machinetypes +all | list for each machine type how many run at each factory, and how the last one ended
-    # factories +all | list factories with their use, load and free space
-""",
-    dict.fromkeys(SHOWN, ask),
-    all=OPTIONS,
-)
+ROWS = """
+# machines +all | list the slots of factories and what runs in them; exits 1 if a factory does not answer
+# machinetypes +all | list for each machine type how many run at each factory, and how the last one ended
+# factories +all | list factories with their use, load and free space
+"""
+ACTS = acts(ROWS, dict.fromkeys(SHOWN, ask), all=OPTIONS)

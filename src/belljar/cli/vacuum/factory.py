@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from belljar.assembly import Runtime
-from belljar.cli.parser import FORMAT, Args, Verb, acts, state_folder
+from belljar.cli.parser import Args, Verb, acts, state_folder
 from belljar.cli.render import duration, moment, show
 from belljar.cli.vacuum import asking, settings
 from belljar.errors import BadOption
@@ -112,10 +112,9 @@ TYPE * @types | only these machine types
 / --ago TIME | the decision that long ago, such as 10m
 # check +state | a plugin for Nagios and Icinga: one line with performance data; exits 0, 1, 2 or 3
 """
-FUNCTIONS = {"run": run, "drain": drain, "explain": explain, "check": check}
 VERBS = {
     "vacuum": Verb(
         "Hosts without a batch system: each host's factory decides which experiment's machine to start next, by target shares, and asks the other factories of its space what they run.",
-        acts={**acts(ROWS, FUNCTIONS, state=STATE_OPTION, format=FORMAT), **asking.ACTS, **settings.ACTS},
+        acts={**acts(ROWS, globals(), state=STATE_OPTION), **asking.ACTS, **settings.ACTS},
     )
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 from belljar.assembly import Runtime
 from belljar.cli.host.config import report
-from belljar.cli.parser import FORMAT, Args, acts
+from belljar.cli.parser import Args, acts
 from belljar.cli.render import setting, show
 from belljar.errors import BadSetting
 from belljar.host.files import private_folder
@@ -33,7 +33,7 @@ def config(args: Args, runtime: Runtime) -> None:
         raise BadSetting.of(loaded.mistakes, hint=REMEDY)
 
 
-def check(args: Args, runtime: Runtime) -> int:
+def check_config(args: Args, runtime: Runtime) -> int:
     """Every mistake, and what does not fit this host; exit 1 where there is one."""
     loaded, copies = _loaded(args, runtime, asks=args.pipes)
     space, notes = with_pipes(loaded.space, copies)
@@ -83,14 +83,11 @@ def _rows(space: Space, loaded: Loaded) -> Iterator[tuple[str, str, str]]:
 
 
 FILE_ROW = "FILE ? | settings file (default: /etc/belljar/vacuum.toml), with vacuum.d/*.toml beside it"
-ACTS = acts(
-    f"""
-    # config +format | show the settings in force, and the machine types of vacuum pipes as last fetched
-    {FILE_ROW}
-    # check-config +format | find every mistake in the settings; exits 1 if there is one
-    {FILE_ROW}
-    --pipes | also fetch the vacuum pipes (experiments' documents of machine types)
-""",
-    {"config": config, "check-config": check},
-    format=FORMAT,
-)
+ROWS = f"""
+# config +format | show the settings in force, and the machine types of vacuum pipes as last fetched
+{FILE_ROW}
+# check-config +format | find every mistake in the settings; exits 1 if there is one
+{FILE_ROW}
+--pipes | also fetch the vacuum pipes (experiments' documents of machine types)
+"""
+ACTS = acts(ROWS, globals())
