@@ -43,7 +43,7 @@ VERBS = {
     "exec": Entry("machine.inside", RUNNING, "run a second command in a running machine"),
     "cp": Entry("machine.inside", RUNNING, "copy files into or out of a running machine"),
     "ssh": Entry("machine.inside", RUNNING, "open a login shell in a running machine; no ssh server is needed in it"),
-    "fork": Entry("machine.fork", RUNNING, "start machines that go on where a running one stands"),
+    "fork": Entry("machine.inside", RUNNING, "start machines that go on where a running one stands"),
     "port": Entry("machine.inside", RUNNING, "publish a port of a running machine on this host"),
     "ps": Entry("machine.show", MACHINES, "list machines"),
     "show": Entry("machine.show", MACHINES, "show what was asked of a machine, how it ended, seconds per phase"),

@@ -257,6 +257,12 @@ def as_whole(text: str) -> int:
     raise ValueError(f"{text[:80]}: not a whole number")
 
 
+def after_dashes(args: Args) -> list[str]:
+    """The words of a verb's command: argparse takes the `--` behind a parameter away, and leaves one that stands behind it."""
+    words: list[str] = args.command
+    return words[1:] if words[:1] == ["--"] else words
+
+
 def state_folder(args: Args, runtime: Any, name: str) -> Path:
     """Where a service of this host keeps its state, by --state."""
     folder: Path = args.state or runtime.folders.store / name

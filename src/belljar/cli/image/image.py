@@ -12,7 +12,7 @@ from typing import Any
 
 from belljar.assembly import Runtime
 from belljar.cli.image.warm import OPTIONS as PREPARING
-from belljar.cli.image.warm import warm
+from belljar.cli.image.warm import warm as warm
 from belljar.cli.parser import Args, Verb, acts
 from belljar.cli.render import moment
 from belljar.cli.render import show as put

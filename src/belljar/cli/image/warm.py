@@ -16,7 +16,7 @@ from belljar.image.store.store import check_name
 from belljar.image.warm import store_nameless
 from belljar.jobs.attend import build_template
 from belljar.jobs.starting import ensure_image, make_request
-from belljar.model import NetworkMode, Payload, RunPayload, Start, StdinKind
+from belljar.model import NetworkMode, Payload, RunPayload, Start
 from belljar.records import replace
 
 LONGEST = 3600.0  # seconds a preparation may take where nothing else is said
@@ -81,11 +81,8 @@ def _read(args: Args) -> Args:
 
 def _recipe(args: Args, base: Image, runtime: Runtime) -> Recipe:
     """What the arguments ask for, in this place."""
-    args.tty, args.no_input, args.inherit_env, args.outputs = False, True, False, []
-    payload = words.payload(args, words.account_of(args.user, base.container), base.container)
-    payload = replace(
-        payload, rlimits=(), stdin=StdinKind.NULL, stdout=StdinKind.STREAM, stderr=StdinKind.STREAM, prepares=True
-    )
+    payload = words.unattended(words.payload(args, words.account_of(args.user, base.container), base.container))
+    payload = replace(payload, rlimits=(), prepares=True)
     usual = None if args.allow else NetworkMode.NONE
     machine = make_request(
         runtime.settings, RunPayload(payload), cpus=args.cpus, memory=args.memory, allow=tuple(args.allow),

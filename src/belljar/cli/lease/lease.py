@@ -18,7 +18,7 @@ from belljar.assembly import Runtime
 from belljar.cli.lease import cluster
 from belljar.cli.lease.asking import DOOR, ask, connected, public_key, receive, send, watched
 from belljar.cli.machine.request import above_zero
-from belljar.cli.parser import Args, Verb, acts, state_folder
+from belljar.cli.parser import Args, Verb, acts, after_dashes, state_folder
 from belljar.cli.render import as_json, duration, show, utc
 from belljar.errors import BadOption, HostError
 from belljar.host.commands import which
@@ -166,7 +166,7 @@ def ssh(args: Args, runtime: Runtime) -> int:
         }  # fmt: skip
         argv = [client, *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
         argv += ["-i", str(args.identity), "-o", "IdentitiesOnly=yes"] if args.identity else []
-        argv += [f"{args.user}@{machine['id']}", *(args.command[1:] if args.command[:1] == ["--"] else args.command)]
+        argv += [f"{args.user}@{machine['id']}", *after_dashes(args)]
         return os.waitstatus_to_exitcode(os.spawnv(os.P_WAIT, client, argv) << 8)
 
 
