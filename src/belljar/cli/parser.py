@@ -6,8 +6,8 @@ A verb writes its options as a table, one row a line:
     FILE ? =/etc/belljar/bait.toml | its settings
     / --qemu @which | what QEMU wrote to stderr
 
-    table  = { "# " act { " +" shared } " | " help | "[" heading "]" | row }    a heading holds for the rows below it; the rows
-                                of several acts come last, by the names that `acts` has for them, and `format`
+    table  = { "# " act { " +" shared } " | " help | "$ " usage | "[" heading "]" | row }    a heading holds for the rows below it;
+                                the rows of several acts come last, by the names that `acts` has for them, and `format`
     row    = { word } [ " | " help ]                            a line that begins with "| " goes on with the one above;
                                                                 a row without a help text is not shown
     word   = "-n" | "--name"    the names of an option; a row without any is a parameter
@@ -139,23 +139,31 @@ class Verb:
     usage: str = ""
 
 
-def acts(table: str, functions: Mapping[str, Any], **shared: str) -> dict[str, Verb]:
-    """The acts of a verb. *functions*: of its module; that of an act has its name, or its name and `_`. *shared*: rows that several
-    acts have."""
+def acts(table: str, functions: Mapping[str, Any], *, needs_runtime: bool = True, **shared: str) -> dict[str, Verb]:
+    """Verbs, or the acts of one. *functions*: of its module; that of an act has its name, or its name and `_`. *shared*: rows that
+    several of them have."""
     verbs = {}
-    for part in re.split(r"^\s*# ", table, flags=re.MULTILINE)[1:]:
-        head, _, options = part.partition("\n")
+    for part in re.split(r"^\s*# ", _joined(table), flags=re.MULTILINE)[1:]:
+        head, *rows = part.splitlines()
         words, _, help = head.partition(" | ")
         name, *more = words.split(" +")
         act = functions.get(f"{name}_") or functions[name.replace("-", "_")]
-        verbs[name] = Verb(help, act, "\n".join((options, *({"format": FORMAT, **shared}[word] for word in more))))
+        usage = "\n       ".join(row.strip()[2:] for row in rows if row.strip().startswith("$ "))
+        rows = [row for row in rows if not row.strip().startswith("$ ")]
+        options = "\n".join((*rows, *({"format": FORMAT, **shared}[word] for word in more)))
+        verbs[name] = Verb(help, act, options, needs_runtime=needs_runtime, usage=usage)
     return verbs
+
+
+def _joined(table: str) -> str:
+    """With each row on a line of its own."""
+    return re.sub(r"\n\s*\|(?= )", "", table)
 
 
 def add(parser: argparse.ArgumentParser, table: str) -> None:
     below: Any = parser
     choice: Any = None
-    for row in re.sub(r"\n\s*\|(?= )", "", table).splitlines():
+    for row in _joined(table).splitlines():
         if not (row := row.strip()):
             continue
         if row.startswith("["):

@@ -165,9 +165,8 @@ FILE ? =/etc/belljar/bait.toml | settings file, of which networks, closed and se
 JOB | the job's number
 --timeout TIME =60 | fail if the service has not taken it after this time (default: 60 s)
 """
-VERBS = {
-    "bait": Verb(
-        "Worker nodes on demand. A bait is a node whose jobs do not start there: belljar makes a machine for each, which joins the cluster, and moves the job to it.",
-        acts=acts(ROWS, globals(), state=STATE_OPTION),
-    )
-}
+WHAT = (
+    "Worker nodes on demand. A bait is a node whose jobs do not start there: belljar makes a machine for each, "
+    "which joins the cluster, and moves the job to it."
+)
+VERBS = {"bait": Verb(WHAT, acts=acts(ROWS, globals(), state=STATE_OPTION))}

@@ -79,9 +79,5 @@ NODES | node names as Slurm writes them, such as cloud[1-4]
 --forget | hosts that do not answer count as having ended these machines
 # list +all | list running cloud nodes and their machines
 """
-VERBS = {
-    "node": Verb(
-        "Start and end machines as cloud nodes of Slurm (its ResumeProgram and SuspendProgram), on this host or several.",
-        acts=acts(ROWS, dict.fromkeys(("resume", "suspend", "list"), node), all=OPTIONS),
-    )
-}
+WHAT = "Start and end machines as cloud nodes of Slurm (its ResumeProgram and SuspendProgram), on this host or several."
+VERBS = {"node": Verb(WHAT, acts=acts(ROWS, dict.fromkeys(("resume", "suspend", "list"), node), all=OPTIONS))}

@@ -202,9 +202,5 @@ def _systems() -> str:
     return f"{{{','.join(system.name for system in known)}}} SYSTEM @system | {named}"
 
 
-VERBS = {
-    "batch": Verb(
-        "Install belljar in a batch system, so that its jobs run in machines.",
-        acts=acts(ACTS.replace("SYSTEM | the batch system", _systems()), globals()),
-    )
-}
+WHAT = "Install belljar in a batch system, so that its jobs run in machines."
+VERBS = {"batch": Verb(WHAT, acts=acts(ACTS.replace("SYSTEM | the batch system", _systems()), globals()))}

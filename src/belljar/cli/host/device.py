@@ -40,22 +40,16 @@ def _bindings(runtime: Runtime) -> Bindings:
     return devices.bindings(runtime)
 
 
-VERBS = {
-    "device": Verb(
-        "PCI devices of this host that machines can have for themselves (`belljar run --device`): by the site's devices.toml.",
-        acts=acts(
-            """
-            # list +format | list the devices: IOMMU group, driver, NUMA node, who has it
-            --all | also those that the site gives to no machine
-            # check +format | say what stands in the way, and what to do about it
-            # bind | take devices from the host's drivers, for a user (root)
-            ADDRESS + @addresses | such as 0000:41:00.0
-            --user NAME ! | who may use them
-            --job JOB = | the batch job that they are for (slurm:4711); its epilog releases them
-            # release | reset devices and give them back to the host's drivers (root)
-            ADDRESS * @addresses | such as 0000:41:00.0
-            --job JOB = | all that this job had""",
-            globals(),
-        ),
-    )
-}
+ROWS = """
+# list +format | list the devices: IOMMU group, driver, NUMA node, who has it
+--all | also those that the site gives to no machine
+# check +format | say what stands in the way, and what to do about it
+# bind | take devices from the host's drivers, for a user (root)
+ADDRESS + @addresses | such as 0000:41:00.0
+--user NAME ! | who may use them
+--job JOB = | the batch job that they are for (slurm:4711); its epilog releases them
+# release | reset devices and give them back to the host's drivers (root)
+ADDRESS * @addresses | such as 0000:41:00.0
+--job JOB = | all that this job had"""
+WHAT = "PCI devices of this host that machines can have for themselves (`belljar run --device`): by the site's devices.toml."
+VERBS = {"device": Verb(WHAT, acts=acts(ROWS, globals()))}

@@ -305,14 +305,9 @@ MACHINE | the machine's ID
 LEASE | the lease's ID
 """
 PILOT = """
+# pilot | Hold a node for a lease: make its machines as its service says, and end them in time.
 FILE | the job file that the service wrote, mode 0600
 --rank N | number of this node among those of its job; default: as the batch system says"""
-VERBS = {
-    "lease": Verb(
-        "Machines for a limited time. Jobs of the site's batch system hold the nodes that they run on.",
-        acts={**acts(ROWS, globals(), door=DOOR), "cluster": cluster.CLUSTER},
-    ),
-    "pilot": Verb(
-        "Hold a node for a lease: make its machines as its service says, and end them in time.", pilot, PILOT
-    ),
-}
+WHAT = "Machines for a limited time. Jobs of the site's batch system hold the nodes that they run on."
+LEASE = Verb(WHAT, acts={**acts(ROWS, globals(), door=DOOR), "cluster": cluster.CLUSTER})
+VERBS = {"lease": LEASE, **acts(PILOT, globals())}

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from belljar.assembly import Runtime
 from belljar.cli import reported, with_hints
-from belljar.cli.parser import MACHINE, MACHINES, Args, Verb
+from belljar.cli.parser import MACHINE, MACHINES, Args, acts
 from belljar.cli.render import moment
 from belljar.errors import OUR_FAILURE, BadOption, BelljarError, NoSuchMachine
 from belljar.host.processes import is_stopped
@@ -139,40 +139,27 @@ def _be(args: Args, machine: str, act: Callable[[str], int | None]) -> NoReturn:
         os._exit(code)
 
 
-VERBS = {
-    "wait": Verb(
-        "Wait until machines have ended, then exit with the job's exit code (128 + N: signal N ended it; 125: it never "
-        "ran, or --timeout passed). With several machines: the first code that is not 0.",
-        wait,
-        f"""
-        {MACHINES}
-        --timeout TIME | stop waiting after this time, such as 90s or 5m""",
-    ),
-    "stop": Verb(
-        "End machines: the job gets SIGTERM, and after the grace period the machine ends. Returns when all are gone.",
-        stop,
-        f"""
-        --grace TIME | how long the job may take to end (default: as the machine was started)
-        --at MOMENT | not now, but at 18:30, 2026-12-24T18:00 or +45m; returns at once
-        {MACHINES}""",
-    ),
-    "extend": Verb(
-        "Move a machine's deadline to a later time. `belljar stop --at` sets one. The guest finds the new one in its machine "
-        "and job features.",
-        extend,
-        f"""
-        {MACHINE}
-        TIME @by | how much later, such as 30m or 2h""",
-    ),
-    "checkpoint": Verb(
-        "Write a machine to a folder, as it is. `belljar run --restore DIR` goes on from there, on this host or another one with the "
-        "same processor model and QEMU.",
-        checkpoint,
-        f"""
-        --stop | end the machine then (`belljar run` exits with 75); without, it goes on
-        --within TIME | give up after this time, such as 60s: the machine goes on
-        {MACHINE}
-        DIR @folder | a folder for this machine alone, made if missing""",
-    ),
-    "kill": Verb("End machines at once: the jobs get no time to finish. Returns when all are gone.", kill, MACHINES),
-}
+VERBS = acts(
+    f"""
+    # wait | Wait until machines have ended, then exit with the job's exit code (128 + N: signal N ended it; 125: it never ran, or
+    | --timeout passed). With several machines: the first code that is not 0.
+    {MACHINES}
+    --timeout TIME | stop waiting after this time, such as 90s or 5m
+    # stop | End machines: the job gets SIGTERM, and after the grace period the machine ends. Returns when all are gone.
+    --grace TIME | how long the job may take to end (default: as the machine was started)
+    --at MOMENT | not now, but at 18:30, 2026-12-24T18:00 or +45m; returns at once
+    {MACHINES}
+    # extend | Move a machine's deadline to a later time. `belljar stop --at` sets one. The guest finds the new one in its machine and
+    | job features.
+    {MACHINE}
+    TIME @by | how much later, such as 30m or 2h
+    # checkpoint | Write a machine to a folder, as it is. `belljar run --restore DIR` goes on from there, on this host or another one
+    | with the same processor model and QEMU.
+    --stop | end the machine then (`belljar run` exits with 75); without, it goes on
+    --within TIME | give up after this time, such as 60s: the machine goes on
+    {MACHINE}
+    DIR @folder | a folder for this machine alone, made if missing
+    # kill | End machines at once: the jobs get no time to finish. Returns when all are gone.
+    {MACHINES}""",
+    globals(),
+)

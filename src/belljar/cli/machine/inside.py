@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase as fnmatch
 from belljar import batch
 from belljar.assembly import Runtime
 from belljar.cli.machine import request as words
-from belljar.cli.parser import FORMAT, MACHINE, Args, Verb, after_dashes
+from belljar.cli.parser import MACHINE, Args, acts, after_dashes
 from belljar.cli.render import show
 from belljar.errors import BadOption, BelljarError, InputMissing, NoSuchMachine, OutputMissing
 from belljar.guest import ExitStatus
@@ -228,64 +228,40 @@ def port(args: Args, runtime: Runtime) -> None:
 
 
 COMMAND = f"""
-        --user NAME|UID[:GID] | the user in the guest (default: the job's)
-        -e --env K=V * | set a variable; K alone passes on yours
-        --cwd PATH | working directory in the guest (default: the job's)
-        {MACHINE}
-        CMD ... @command"""
+    --user NAME|UID[:GID] | the user in the guest (default: the job's)
+    -e --env K=V * | set a variable; K alone passes on yours
+    --cwd PATH | working directory in the guest (default: the job's)
+    {MACHINE}
+    CMD ... @command"""
 WAIT = "--wait TIME | wait this long for a machine of yours with this name to run"
-
-VERBS = {
-    "exec": Verb(
-        "Run a second command in a running machine, as the job's user. The exit code is the command's, as with `belljar run`.",
-        exec_,
-        f"""
-        {COMMAND}
-        -n --no-input | read no input: for shell loops that read from standard input
-        --inherit-env | pass on your whole environment
-        -t --tty | give the command a terminal
-        {WAIT}""",
-        usage="belljar exec [options] ID -- CMD ARG...",
-    ),
-    "ssh": Verb(
-        "Open a login shell in a running machine, as the job's user, with your TERM and LANG; or run a command there, "
-        "its words joined as ssh does. No ssh server and no network is needed.",
-        ssh,
-        f"""
-        {COMMAND}
-        -t --tty | give a command a terminal, too
-        {WAIT}""",
-        usage="belljar ssh [options] ID [COMMAND...]",
-    ),
-    "fork": Verb(
-        "Start machines that go on where a running one stands, with its memory and disk, and print their IDs. Each runs the command, "
-        "or stands ready for `belljar exec`.",
-        fork,
-        f"""
-        {COMMAND}
-        -n --count N =1 | so many
-        --name NAME = | their name; of several, NAME-1 and so on""",
-        usage="belljar fork [options] ID [-- CMD ARG...]",
-    ),
-    "cp": Verb(
-        "Copy a file or folder into or out of a running machine: SRC or DST is ID:PATH, the other one a path on this host.",
-        cp,
-        """
-        --user NAME|UID[:GID] | the user in the guest (default: the job's)
-        SRC @source | PATH on this host, or ID:PATH in the machine
-        DST @target | ID:PATH in the machine, or PATH on this host""",
-    ),
-    "console": Verb(
-        "Connect to a running machine's serial console. Leave with Ctrl-]. Earlier output is in `belljar logs ID --console`.",
-        console, MACHINE,
-    ),
-    "port": Verb(
-        "Publish a port of a running machine on this host, and print where: connections there go to that port in the machine, "
-        "until it ends. Without PORT: list the ports that are published.",
-        port,
-        f"""
-        {MACHINE}
-        PORT ? | [[ADDR:]HOST:]GUEST, as `belljar run --publish` takes it; GUEST alone: a free port of 127.0.0.1
-        {FORMAT}""",
-    ),
-}  # fmt: skip
+VERBS = acts(
+    f"""
+    # exec +command +wait | Run a second command in a running machine, as the job's user. The exit code is the command's, as with
+    | `belljar run`.
+    $ belljar exec [options] ID -- CMD ARG...
+    -n --no-input | read no input: for shell loops that read from standard input
+    --inherit-env | pass on your whole environment
+    -t --tty | give the command a terminal
+    # ssh +command +wait | Open a login shell in a running machine, as the job's user, with your TERM and LANG; or run a command
+    | there, its words joined as ssh does. No ssh server and no network is needed.
+    $ belljar ssh [options] ID [COMMAND...]
+    -t --tty | give a command a terminal, too
+    # fork +command | Start machines that go on where a running one stands, with its memory and disk, and print their IDs. Each runs
+    | the command, or stands ready for `belljar exec`.
+    $ belljar fork [options] ID [-- CMD ARG...]
+    -n --count N =1 | so many
+    --name NAME = | their name; of several, NAME-1 and so on
+    # cp | Copy a file or folder into or out of a running machine: SRC or DST is ID:PATH, the other one a path on this host.
+    --user NAME|UID[:GID] | the user in the guest (default: the job's)
+    SRC @source | PATH on this host, or ID:PATH in the machine
+    DST @target | ID:PATH in the machine, or PATH on this host
+    # console | Connect to a running machine's serial console. Leave with Ctrl-]. Earlier output is in `belljar logs ID --console`.
+    {MACHINE}
+    # port +format | Publish a port of a running machine on this host, and print where: connections there go to that port in the
+    | machine, until it ends. Without PORT: list the ports that are published.
+    {MACHINE}
+    PORT ? | [[ADDR:]HOST:]GUEST, as `belljar run --publish` takes it; GUEST alone: a free port of 127.0.0.1""",
+    globals(),
+    command=COMMAND,
+    wait=WAIT,
+)

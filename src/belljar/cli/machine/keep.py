@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import stat
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from belljar.assembly import Runtime
-from belljar.cli.parser import FORMAT, MACHINE, Args, Verb
+from belljar.cli.parser import MACHINE, Args, acts
 from belljar.cli.render import as_json, moment
 from belljar.errors import OutputMissing
 from belljar.host.watch import changes
@@ -150,32 +150,24 @@ def _key(event: Event) -> tuple[object, ...]:
     return event["machine"], event.get("time"), event.get("event"), event.get("state")
 
 
-VERBS = {
-    "logs": Verb(
-        "Show the records of a machine. Without an option: its journal (what belljar did), its serial console, QEMU's messages.",
-        logs,
-        f"""
-        {MACHINE}
-        / --stdout @which | standard output of a detached machine's job
-        / --stderr @which | its standard error
-        / --console @which | the guest's serial console
-        / --qemu @which | what QEMU wrote to stderr
-        / --virtiofsd @which | messages of virtiofsd, which shares folders
-        / --journal @which | what belljar did, event by event
-        / --collected @which | the tar archive of `run --collect`
-        / --joboutputs @which | names of the files that the guest left as job outputs
-        / --joboutput NAME | the content of one of them
-        -f --follow | show new lines until the machine has ended (the journal's, unless you name another)""",
-        # Written here because Pythons break so long a choice at different places.
-        usage="""%(prog)s [-h] [-f] [--stdout | --stderr | --console | --qemu | --virtiofsd | --journal |
-                    --collected | --joboutputs | --joboutput NAME] ID""",
-    ),
-    "events": Verb(
-        "Show what happened to your machines, oldest first.",
-        events,
-        f"""
-        -f --follow | show new events as they happen, until interrupted
-        --since TIME =1d | begin this long ago, such as 1h (default: 1d)
-        {FORMAT}""",
-    ),
-}
+VERBS = acts(
+    f"""
+    # logs | Show the records of a machine. Without an option: its journal (what belljar did), its serial console, QEMU's messages.
+    $ %(prog)s [-h] [-f] [--stdout | --stderr | --console | --qemu | --virtiofsd | --journal |
+    $              --collected | --joboutputs | --joboutput NAME] ID
+    {MACHINE}
+    / --stdout @which | standard output of a detached machine's job
+    / --stderr @which | its standard error
+    / --console @which | the guest's serial console
+    / --qemu @which | what QEMU wrote to stderr
+    / --virtiofsd @which | messages of virtiofsd, which shares folders
+    / --journal @which | what belljar did, event by event
+    / --collected @which | the tar archive of `run --collect`
+    / --joboutputs @which | names of the files that the guest left as job outputs
+    / --joboutput NAME | the content of one of them
+    -f --follow | show new lines until the machine has ended (the journal's, unless you name another)
+    # events +format | Show what happened to your machines, oldest first.
+    -f --follow | show new events as they happen, until interrupted
+    --since TIME =1d | begin this long ago, such as 1h (default: 1d)""",
+    globals(),
+)

@@ -7,7 +7,7 @@ import stat
 from contextlib import suppress
 
 from belljar.assembly import Runtime
-from belljar.cli.parser import Args, Verb
+from belljar.cli.parser import Args, acts
 from belljar.errors import OUR_FAILURE, BadOption
 from belljar.host.descriptors import CLOSED
 from belljar.host.files import write_all
@@ -132,7 +132,13 @@ def write_report(descriptor: int, path: str, outcome: Outcome) -> None:
         complain(f"--report {path}: {exc.strerror}", f"See `belljar show {outcome.id} --format json`.")
 
 
-OPTIONS = """
+ROWS = """
+# run | Run a command, or a script, in its own fresh virtual machine. The exit code or signal is the job's own. 125: belljar itself
+| failed; 126: not executable; 127: not found.
+$ belljar run [options] -- CMD ARG...
+$ belljar run [options] SCRIPT ARG...
+$ belljar run [options] --user-data FILE|URL
+$ belljar run [options] --ready SIGN
 [the machine]
 --image NAME | an image's name or digest; an http(s) address or absolute path, imported first, and again after a
 | change; a container image (docker://HOST/NAME, oci:DIR, docker-archive:FILE, sif:FILE, dir:PATH)
@@ -187,15 +193,4 @@ OPTIONS = """
 --keep | keep the machine's disk, for inspection
 CMD ... @command
 """
-
-
-VERBS = {
-    "run": Verb(
-        "Run a command, or a script, in its own fresh virtual machine. The exit code or signal is the job's own. 125: "
-        "belljar itself failed; 126: not executable; 127: not found.",
-        run,
-        OPTIONS,
-        usage="belljar run [options] -- CMD ARG...\n       belljar run [options] SCRIPT ARG..."
-        "\n       belljar run [options] --user-data FILE|URL\n       belljar run [options] --ready SIGN",
-    )
-}
+VERBS = acts(ROWS, globals())

@@ -11,7 +11,7 @@ from typing import Any
 
 from belljar.assembly import Runtime
 from belljar.cli.machine.logs import joboutputs
-from belljar.cli.parser import FORMAT, MACHINE, Args, Verb
+from belljar.cli.parser import MACHINE, Args, acts
 from belljar.cli.render import as_json, duration, moment
 from belljar.cli.render import show as put
 from belljar.errors import BadOption, NotPermitted
@@ -257,22 +257,14 @@ def _user(uid: int) -> str:
         return str(uid)
 
 
-VERBS = {
-    "ps": Verb(
-        "List machines, the newest first.",
-        ps,
-        f"""
-        -a --all | also those that have ended, while their records are kept
-        --all-users | as root: those of all users of this node (`paths.node`)
-        -q --quiet | only the IDs, one per line
-        {FORMAT}""",
-    ),
-    "show": Verb(
-        "Show what was asked of a machine, its state, how it ended, and how long each phase took. "
-        "`belljar -v show` adds QEMU's command line.",
-        show,
-        f"""
-        {MACHINE}
-        {FORMAT}""",
-    ),
-}
+VERBS = acts(
+    f"""
+    # ps +format | List machines, the newest first.
+    -a --all | also those that have ended, while their records are kept
+    --all-users | as root: those of all users of this node (`paths.node`)
+    -q --quiet | only the IDs, one per line
+    # show +format | Show what was asked of a machine, its state, how it ended, and how long each phase took. `belljar -v show` adds
+    | QEMU's command line.
+    {MACHINE}""",
+    globals(),
+)

@@ -120,9 +120,5 @@ FILE | such as /var/lib/prometheus/node-exporter/belljar.prom; replaced as a who
 --manager ID | of its computing manager (default: the same)
 --format {{ldif,json}} =ldif | for LDAP (a BDII) or as JSON
 """
-VERBS = {
-    "monitor": Verb(
-        "A page, metrics and traces of one or many hosts, read from ledgers, journals and folders.",
-        acts=acts(ROWS, globals(), ledger=LEDGER, state=STATE),
-    )
-}
+WHAT = "A page, metrics and traces of one or many hosts, read from ledgers, journals and folders."
+VERBS = {"monitor": Verb(WHAT, acts=acts(ROWS, globals(), ledger=LEDGER, state=STATE))}

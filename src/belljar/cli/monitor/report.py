@@ -6,12 +6,12 @@ import time
 
 from belljar.assembly import Runtime
 from belljar.cli.monitor import LEDGER, complain_of, reader
-from belljar.cli.parser import Args, Verb
+from belljar.cli.parser import Args, acts
 from belljar.cli.render import duration, show
 from belljar.monitor.report import BY, COUNTS, TIMES, plot, report
 
 
-def run(args: Args, runtime: Runtime) -> None:
+def report_(args: Args, runtime: Runtime) -> None:
     outcomes = reader(args, runtime)({})
     groups = report(outcomes.since(time.time() - args.since if args.since else 0.0), args.by)
     if args.plot is not None:
@@ -22,16 +22,12 @@ def run(args: Args, runtime: Runtime) -> None:
     complain_of(outcomes)
 
 
-VERBS = {
-    "report": Verb(
-        "Add up the machines that ended: how many failed, how long they took, and how much of it was not the payload's "
-        "own time. For grid accounting see `belljar accounting`.",
-        run,
-        f"""
-        --by {{{",".join(BY)}}} =day | one row for each (default: day)
-        --since TIME | how long ago to begin, such as 30d (default: with the first machine)
-        {LEDGER}
-        --plot FILE | draw it, too: a name that ends in .png or .svg
-        --format {{table,json,csv}} =table | for people, programs or spreadsheets""",
-    ),
-}
+ROWS = f"""
+# report | Add up the machines that ended: how many failed, how long they took, and how much of it was not the payload's own time.
+| For grid accounting see `belljar accounting`.
+--by {{{",".join(BY)}}} =day | one row for each (default: day)
+--since TIME | how long ago to begin, such as 30d (default: with the first machine)
+{LEDGER}
+--plot FILE | draw it, too: a name that ends in .png or .svg
+--format {{table,json,csv}} =table | for people, programs or spreadsheets"""
+VERBS = acts(ROWS, globals())

@@ -79,10 +79,8 @@ YYYYMM ? @month | the month, such as 202611 (default: this month)
 # republish +format | queue the records of these months again
 YYYYMM + @months | months, such as 202611
 """
-VERBS = {
-    "accounting": Verb(
-        "Usage records of the machines that a factory started: an archive, a queue for APEL's ssmsend and, if wanted, "
-        "PBS and BLAH logs.",
-        acts=acts(ACTS, globals()),
-    )
-}
+WHAT = (
+    "Usage records of the machines that a factory started: an archive, a queue for APEL's ssmsend and, if wanted, "
+    "PBS and BLAH logs."
+)
+VERBS = {"accounting": Verb(WHAT, acts=acts(ACTS, globals()))}

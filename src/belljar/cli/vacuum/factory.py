@@ -112,9 +112,8 @@ TYPE * @types | only these machine types
 / --ago TIME | the decision that long ago, such as 10m
 # check +state | a plugin for Nagios and Icinga: one line with performance data; exits 0, 1, 2 or 3
 """
-VERBS = {
-    "vacuum": Verb(
-        "Hosts without a batch system: each host's factory decides which experiment's machine to start next, by target shares, and asks the other factories of its space what they run.",
-        acts={**acts(ROWS, globals(), state=STATE_OPTION), **asking.ACTS, **settings.ACTS},
-    )
-}
+WHAT = (
+    "Hosts without a batch system: each host's factory decides which experiment's machine to start next, by target "
+    "shares, and asks the other factories of its space what they run."
+)
+VERBS = {"vacuum": Verb(WHAT, acts={**acts(ROWS, globals(), state=STATE_OPTION), **asking.ACTS, **settings.ACTS})}
