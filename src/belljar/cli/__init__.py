@@ -67,7 +67,7 @@ VERBS = {
     "node": Entry("bait.node", BATCH, "start and end machines as cloud nodes of Slurm"),
     "lease": Entry("lease.lease", BATCH, "machines for a limited time, on nodes of a batch system; also by EC2's API"),
     "pilot": Entry("lease.lease", "", "hold a node for a lease, as a job of the batch system"),
-    "vacuum": Entry("vacuum.factory", VACUUM, "let this host start experiments' machines by itself, by target shares"),
+    "vacuum": Entry("vacuum.vacuum", VACUUM, "let this host start experiments' machines by itself, by target shares"),
     "accounting": Entry("vacuum.accounting", VACUUM, "write usage records of ended machines, for APEL and others"),
     "top": Entry("monitor.top", SIGHT, "watch machines live and end, on a terminal"),
     "report": Entry("monitor.report", SIGHT, "add up the machines that ended: by user, image, cause, node or day"),
