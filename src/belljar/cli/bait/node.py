@@ -9,7 +9,7 @@ from pathlib import Path
 from belljar.assembly import Runtime
 from belljar.bait import Settings, cloud, settings
 from belljar.bait.cloud import FAILED, Made, Placement, hostnames
-from belljar.cli.parser import FORMAT, Args, Verb, acts, state_folder
+from belljar.cli.parser import Args, Verb, acts, state_folder
 from belljar.cli.render import show
 from belljar.errors import NotPermitted
 from belljar.host.commands import Finished, run_beside
@@ -66,18 +66,17 @@ def _here(args: Args) -> dict[str, str]:
     return asyncio.run(cloud.resume(args.nodes, file, bait, load(bait.system), shares(bait.shares, "bait.shares: ")))
 
 
-OPTIONS = f"""--file FILE =/etc/belljar/bait.toml | settings file (default: /etc/belljar/bait.toml)
+OPTIONS = """--file FILE =/etc/belljar/bait.toml | settings file (default: /etc/belljar/bait.toml)
 --here | on this host, whatever its setting `placement` says
---state DIR | where it is written down which host has which node (default: cloud/ below `paths.store`)
-{FORMAT}"""
+--state DIR | where it is written down which host has which node (default: cloud/ below `paths.store`)"""
 ROWS = """
-# resume +all | start a machine for each of these nodes, on this host or where the setting `placement` says
+# resume +all +format | start a machine for each of these nodes, on this host or where the setting `placement` says
 NODES | node names as Slurm writes them, such as cloud[1-4]
 --resume-file FILE | Slurm's file that says which job each node is for (default: $SLURM_RESUME_FILE)
-# suspend +all | end the machines of these nodes, wherever they are
+# suspend +all +format | end the machines of these nodes, wherever they are
 NODES | node names as Slurm writes them, such as cloud[1-4]
 --forget | hosts that do not answer count as having ended these machines
-# list +all | list running cloud nodes and their machines
+# list +all +format | list running cloud nodes and their machines
 """
 WHAT = "Start and end machines as cloud nodes of Slurm (its ResumeProgram and SuspendProgram), on this host or several."
 VERBS = {"node": Verb(WHAT, acts=acts(ROWS, dict.fromkeys(("resume", "suspend", "list"), node), all=OPTIONS))}

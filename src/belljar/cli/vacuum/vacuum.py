@@ -10,7 +10,7 @@ from typing import Any
 
 from belljar.assembly import Runtime
 from belljar.cli.host.config import report
-from belljar.cli.parser import FORMAT, Args, Verb, acts, state_folder
+from belljar.cli.parser import Args, Verb, acts, state_folder
 from belljar.cli.render import duration, moment, setting, show
 from belljar.errors import BadOption, BadSetting
 from belljar.host.files import private_folder, read_secret
@@ -243,13 +243,12 @@ def _rows(space: Space, loaded: Loaded) -> Iterator[tuple[str, str, str]]:
 
 
 FILE_ROW = "FILE ? | settings file (default: /etc/belljar/vacuum.toml), with vacuum.d/*.toml beside it"
-OF_SPACE = f"""
+OF_SPACE = """
 FACTORY * @factories | names of factories (default: all of the space)
 --space NAME | name of the space (default: from the settings)
 --port N | UDP port of the factories (default: from the settings)
 --timeout TIME | how long to wait for answers
---settings FILE | settings file (default: /etc/belljar/vacuum.toml); not needed with --space and FACTORY
-{FORMAT}"""
+--settings FILE | settings file (default: /etc/belljar/vacuum.toml); not needed with --space and FACTORY"""
 STATE = "--state DIR | folder of the factory's state (default: vacuum/ below `paths.store`)"
 ROWS = f"""
 # run +state +format | run this host's factory, until SIGTERM; SIGHUP reads the settings again. Machines go on without it
@@ -263,9 +262,9 @@ TYPE * @types | only these machine types
 / --at MOMENT | the decision at that time: 14:05 or 2026-12-24T14:05
 / --ago TIME | the decision that long ago, such as 10m
 # check +state | a plugin for Nagios and Icinga: one line with performance data; exits 0, 1, 2 or 3
-# machines +all | list the slots of factories and what runs in them; exits 1 if a factory does not answer
-# machinetypes +all | list for each machine type how many run at each factory, and how the last one ended
-# factories +all | list factories with their use, load and free space
+# machines +all +format | list the slots of factories and what runs in them; exits 1 if a factory does not answer
+# machinetypes +all +format | list for each machine type how many run at each factory, and how the last one ended
+# factories +all +format | list factories with their use, load and free space
 # config +format | show the settings in force, and the machine types of vacuum pipes as last fetched
 {FILE_ROW}
 # check-config +format | find every mistake in the settings; exits 1 if there is one
