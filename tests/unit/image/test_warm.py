@@ -13,7 +13,7 @@ from tests.unit.image.image_parts import runtime
 from tests.unit.image.site import Site
 
 from belljar.cli.image import image as verb
-from belljar.cli.image import warm as act
+from belljar.cli.image import image as act
 from belljar.cli.parser import Parser
 from belljar.errors import BadOption, BelljarError, ImageCorrupt, InputMissing, PrepareFailed, TemplateError
 from belljar.hypervisor.libvirt.driver import LibvirtHypervisor
