@@ -161,12 +161,6 @@ class Checkpoints:
         """Is there a checkpoint to go on from?"""
         return self._machine.is_dir() and bool(numbers(self._machine))
 
-    def count(self, job: Job) -> tuple[str, ...]:
-        return self._dialect.count(job)
-
-    def counted(self, job: Job, printed: bytes) -> Job:
-        return self._dialect.counted(job, printed)
-
     def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
         """A job that was checkpointed is given back to its system. What a job leaves that is over is removed."""
         is_checkpointed = outcome.cause is Cause.CHECKPOINTED
