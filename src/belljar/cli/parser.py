@@ -30,8 +30,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from enum import Enum
-from functools import partial
 from pathlib import Path
 
 from belljar import model
@@ -188,8 +186,8 @@ def _argument(words: list[str]) -> tuple[list[str], dict[str, Any]]:
             case "=":
                 argument["default"] = word[1:]
             case "{" if word[1].isupper():
-                kind = getattr(model, word[1:-1])
-                argument |= {"choices": [member.value for member in kind], "type": partial(_member, kind)}
+                members = {member.value: member for member in getattr(model, word[1:-1])}
+                argument |= {"choices": [*members], "type": lambda text, known=members: known.get(text, text)}
             case "{":
                 argument["choices"] = word[1:-1].split(",")
             case "!":
@@ -213,11 +211,6 @@ def _argument(words: list[str]) -> tuple[list[str], dict[str, Any]]:
     elif argument.get("nargs") == "?":
         argument["const"] = False
     return names, argument
-
-
-def _member(kind: type[Enum], text: str) -> Enum | str:
-    """This one of the kind; a word that is none is refused with the choices."""
-    return next((member for member in kind if member.value == text), text)
 
 
 def value_of(kind: str) -> Callable[[str], Any]:

@@ -10,7 +10,11 @@ ACTS = ("wrap", "prolog", "epilog", "hook", "ask", "keep")
 
 def internal(args: Args, runtime: Runtime) -> int:
     if args.act == "keep":
-        return _keep(args.rest, runtime)
+        from belljar.cli.machine import keep
+
+        parser = Parser(prog="belljar internal keep")
+        add(parser, keep.OPTIONS)
+        return keep.run(parser.parse_args(args.rest), runtime)
     system, *words = args.rest or [""]
     if args.act == "wrap":
         from belljar.jobs import wrap
@@ -24,14 +28,6 @@ def internal(args: Args, runtime: Runtime) -> int:
         print(f"it knows of {hooks.ask(system, runtime)} running jobs")
         return 0
     return hooks.run(args.act, system, words, runtime)
-
-
-def _keep(words: list[str], runtime: Runtime) -> int:
-    from belljar.cli.machine import keep
-
-    parser = Parser(prog="belljar internal keep")
-    add(parser, keep.OPTIONS)
-    return keep.run(parser.parse_args(words), runtime)
 
 
 ROWS = f"""

@@ -17,7 +17,6 @@ from belljar.cli.render import moment
 from belljar.errors import OUR_FAILURE, BadOption, BelljarError, NoSuchMachine
 from belljar.host.processes import is_stopped
 from belljar.jobs.users import reach
-from belljar.machine import MachineView
 from belljar.machine.cleaning.reaper import supervisor
 from belljar.machine.life import control
 from belljar.model import Outcome
@@ -25,15 +24,15 @@ from belljar.model import Outcome
 
 def wait(args: Args, runtime: Runtime) -> int:
     """The exit code of each machine's payload, when it has ended."""
-    return each(args, lambda machine: wait_for(runtime, machine, args.timeout))
 
+    def wait_for(reference: str) -> int:
+        owners, machine = reach(runtime, reference)
+        outcome = until_ended(owners, machine.id, args.timeout)
+        if outcome.shell_code is None:
+            raise BelljarError(f"{machine.id}: {outcome.reason}", hint=outcome.hint or None)
+        return outcome.shell_code
 
-def wait_for(runtime: Runtime, reference: str, timeout: float | None) -> int:
-    runtime, machine = reach(runtime, reference)
-    outcome = until_ended(runtime, machine.id, timeout)
-    if outcome.shell_code is None:
-        raise BelljarError(f"{machine.id}: {outcome.reason}", hint=outcome.hint or None)
-    return outcome.shell_code
+    return each(args, wait_for)
 
 
 def until_ended(runtime: Runtime, id: str, timeout: float | None) -> Outcome:
@@ -85,8 +84,10 @@ def end(runtime: Runtime, reference: str, do: str, **how: object) -> None:
     runtime, view = reach(runtime, reference)
     if view.ended:
         return
-    if view.alive:
-        let_go_on(view)
+    pid = supervisor(view.folder) if view.alive else None
+    if pid is not None and is_stopped(pid):  # suspended (Ctrl-Z, a batch system) it hears nothing: it goes on, to end
+        with suppress(OSError):
+            os.kill(pid, signal.SIGCONT)
     try:
         with control.connect(view.folder) as connection:
             control.ask(connection, do, **how)
@@ -96,14 +97,6 @@ def end(runtime: Runtime, reference: str, do: str, **how: object) -> None:
         runtime.reaper.full()  # its supervisor is dead: finish what it left
     else:
         until_ended(runtime, view.id, None)
-
-
-def let_go_on(view: MachineView) -> None:
-    """A supervisor that was suspended (Ctrl-Z, a batch system) hears nothing: continue it, so that it can end."""
-    pid = supervisor(view.folder)
-    if pid is not None and is_stopped(pid):
-        with suppress(OSError):
-            os.kill(pid, signal.SIGCONT)
 
 
 def move(runtime: Runtime, reference: str, **how: float) -> None:

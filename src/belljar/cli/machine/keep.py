@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import stat
-from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -26,13 +25,9 @@ from belljar.machine.outside.detached import LONGEST_ANSWER, answer_of
 from belljar.model import Request, RunPayload, StdinKind
 from belljar.records import replace
 
+OF_ALL = ("reading", "jobs.attend", "jobs.starting", "guest.conversation", "machine.life.own_work")
 # What a clone imports on its way; the process that makes many of them does so once.
-OF_EACH = (
-    "guest.relay",
-    "hypervisor.qemu.process.complaints",
-    "hypervisor.qemu.proof",
-    "hypervisor.qemu.template.plugging",
-)
+OF_EACH = ("guest.relay", *(f"hypervisor.qemu.{name}" for name in ("process.complaints", "proof", "template.plugging")))
 LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -46,7 +41,11 @@ def run(args: Args, runtime: Runtime) -> int:
     """The part of whoever is asked: it ends with the last answer, and a keeper is nobody's child."""
     from belljar.jobs.starting import finish_the_dead
 
-    _make_ready(runtime, OF_EACH if args.count > 1 else ())
+    # What every request needs is there before it comes. What is wrong with the settings is told to the asker.
+    for name in (*OF_ALL, *(OF_EACH if args.count > 1 else ())):
+        import_module(f"belljar.{name}")
+    with suppress(BelljarError, OSError):
+        runtime.supervisor()
     is_good = True
     try:
         lines = _lines(args)
@@ -91,14 +90,6 @@ def _refusal(error: BelljarError | OSError) -> bytes:
 
 def _line(answer: dict[str, str]) -> bytes:
     return json.dumps(answer).encode()[: LONGEST_ANSWER - 1] + b"\n"
-
-
-def _make_ready(runtime: Runtime, more: Sequence[str]) -> None:
-    """Import what every request needs, before it comes. What is wrong with the settings is told to the asker."""
-    for name in ("reading", "jobs.attend", "jobs.starting", "guest.conversation", "machine.life.own_work", *more):
-        import_module(f"belljar.{name}")
-    with suppress(BelljarError, OSError):
-        runtime.supervisor()
 
 
 def _lines(args: Args) -> list[bytes]:

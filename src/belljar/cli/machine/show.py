@@ -130,10 +130,11 @@ def sections(machine: MachineView, runtime: Runtime) -> list[tuple[str, Facts]]:
     """What the table shows, by heading; empty facts are left out when it is printed."""
     phases = (machine.outcome or {}).get("phases", {})
     argv = shlex.join(map(str, _last(machine, "spawned", "argv") or ())) if runtime.verbose else ""
-    starts = _same_job(machine, runtime)
+    wall, starts = machine.request.get("wall_limit"), _same_job(machine, runtime)
+    limit = f"{wall:.0f} s" if isinstance(wall, (int, float)) else "none" if machine.pairs else ""
     return [
         (f"machine {machine.id}", _machine(machine)),
-        ("job", _job(machine)),
+        ("job", [*machine.pairs, ("wall limit", limit)]),  # its queue, its name, its other ids, its earlier starts
         ("payload", _payload(machine.payload)),
         ("outcome", _outcome(machine.outcome or {})),
         ("seconds per phase", [(name, f"{seconds:.3f}") for name, seconds in phases.items()]),
@@ -194,13 +195,6 @@ def _same_job(machine: MachineView, runtime: Runtime) -> list[MachineView]:
     jobs = jobs_of(machine)
     others = runtime.machines.list(ended=True) if jobs else []
     return [other for other in others if jobs_of(other) & jobs and other.id != machine.id]
-
-
-def _job(machine: MachineView) -> Facts:
-    """What else is known of a batch job: its queue, its name, its other ids, how often it was started before."""
-    wall = machine.request.get("wall_limit")
-    limit = f"{wall:.0f} s" if isinstance(wall, (int, float)) else "none" if machine.pairs else ""
-    return [*machine.pairs, ("wall limit", limit)]
 
 
 def _network(machine: MachineView) -> Facts:

@@ -117,7 +117,11 @@ def ask(args: Args, runtime: Runtime) -> int:
     heads, row = SHOWN[args.act]
     key = read_secret(space.key_file) if space.key_file else b""
     answers = asyncio.run(Poller(space, client="command", key=key).ask(kind))
-    items = [item for name in sorted(answers.found) for item in sorted(answers.found[name], key=_name)]
+
+    def name_of(item: Any) -> str:
+        return str(getattr(item, "machine", "") or getattr(item, "machinetype", ""))
+
+    items = [item for name in sorted(answers.found) for item in sorted(answers.found[name], key=name_of)]
     value = {kind.verb: items, "silent": answers.silent, "short": answers.short, "refused": answers.refused}
     show(value, heads, [row(item) for item in items], as_=args.format)
     trouble = [f"{name} does not answer" for name in answers.silent]
@@ -141,10 +145,6 @@ def _space(args: Args) -> Space:
         poll_limit=limit,
         poll_silence=min(space.poll_silence, limit / ROUNDS),
     )
-
-
-def _name(item: Any) -> str:
-    return str(getattr(item, "machine", "") or getattr(item, "machinetype", ""))
 
 
 def _machine(machine: MachineStatus) -> tuple[object, ...]:
