@@ -34,9 +34,9 @@ from belljar.records import replace
 LARGEST_SCRIPT = 8 << 20
 LONGEST_SIGN = 200
 LONGEST_LABEL = 200
-AS_READ = (
-    "image", "cpus", "memory", "disk", "start", "pin", "topology", "pages", "context", "scratch", "cache", "name", "timeout", "grace", "keep",
-)  # fmt: skip
+POSITIVE = ("cpus", "memory", "disk", "timeout")
+OF_PLACE = ("start", "pin", "topology", "pages", "context")
+AS_READ = (*POSITIVE, *OF_PLACE, "image", "scratch", "cache", "name", "grace", "keep")
 NAME = r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,199}"
 
 
@@ -48,7 +48,7 @@ def check_name(name: str | None) -> None:
 def build(args: Args, settings: Settings, container: Container | None = None) -> Request:
     """The request these arguments make, of this caller, in this place; or as its *container* image is to be started."""
     check_name(args.name)
-    for option in ("cpus", "memory", "disk", "timeout"):
+    for option in POSITIVE:
         above_zero(f"--{option}", getattr(args, option))
     network, network_name = (None, "") if args.network is None else network_of(args.network)
     folders = shares(args.share)
