@@ -71,6 +71,7 @@ __all__ = ["Account", "Beside", "Completed", "Executor", "Failed", "Machine", "O
 
 T = TypeVar("T")
 P = ParamSpec("P")
+Order = Sequence[Word] | Request  # a command, or all that is asked of a machine
 BEGUN = (State.RUNNING.value, "paused")
 _absolute = os.path.abspath
 
@@ -141,8 +142,9 @@ class Machine:
 
     async def await_end(self, timeout: float | None = None) -> Outcome:
         """Return when it has ended. Waiting for many at once costs nothing while nothing happens. Raises TimeoutError."""
-        async with asyncio.timeout(timeout):
-            return await _machines_of_this_loop(self._runtime).ended(self.id)
+        fresh = Machines(self._runtime.folders, self._runtime.reaper)
+        async with asyncio.timeout(timeout):  # one watch for all machines that an event loop waits for
+            return await _of_loops.setdefault(asyncio.get_running_loop(), fresh).ended(self.id)
 
     async def _completed(self) -> Completed:
         outcome = await self.await_end()
@@ -191,16 +193,20 @@ class Machine:
     ) -> int:
         """`aexec` with these streams, as they come; its exit code."""
         async with self._guest(account) as (guest, who):
-            cwd = os.fsencode(beside.get("cwd") or str(self.view.payload.get("cwd") or "/"))
-            env = environment(who, beside.get("env", {}), container_of(self._runtime, self.view.image))
+            payload = self._beside(argv, who, **beside)
             await guest.add_account(who)
-            payload = Payload(argv_of(argv), who, cwd=cwd, env=env, leaves=beside.get("leaves", False))
             status = await (await guest.start(payload, streams)).wait()
         if status.error and streams.stderr is not None:
             await streams.stderr.write(status.message.encode() + b"\n")
         if status.signal is not None:
             return 128 + status.signal
         return OUR_FAILURE if status.exit_code is None else status.exit_code
+
+    def _beside(self, argv: Sequence[Word], account: Account, **beside: Unpack[Beside]) -> Payload:
+        view = self.view
+        cwd = os.fsencode(beside.get("cwd") or str(view.payload.get("cwd") or "/"))
+        env = environment(account, beside.get("env", {}), container_of(self._runtime, view.image))
+        return Payload(argv_of(argv), account, cwd=cwd, env=env, leaves=beside.get("leaves", False))
 
     async def aput(self, outside: str, inside: str, account: Account | None = None) -> None:
         """Copy a file or folder of this host into the guest, as the payload's user or *account*."""
@@ -252,9 +258,8 @@ class Machine:
 
         view, payload = self.view, None
         if argv:
-            who, cwd = control.account_of(view) or caller(), beside.get("cwd") or str(view.payload.get("cwd") or "/")
-            env = environment(who, beside.get("env", {}), container_of(self._runtime, view.image))
-            payload = Payload(argv_of(argv), who, cwd=os.fsencode(cwd), env=env, stdin=StdinKind.NULL)
+            who = control.account_of(view) or caller()
+            payload = replace(self._beside(argv, who, **beside), stdin=StdinKind.NULL, leaves=False)
         ids = fork(self._runtime, view, count, payload, requester="api")
         return [Machine(id, self._runtime) for id in ids]
 
@@ -297,14 +302,14 @@ class Machine:
 # -- calls -----------------------------------------------------------------------------------------------------------
 
 
-async def arun(argv: Sequence[Word] | Request, *, stdin: bytes = b"", **options: Unpack[Options]) -> Completed:
+async def arun(argv: Order, *, stdin: bytes = b"", **options: Unpack[Options]) -> Completed:
     """Run a command in its own fresh machine, and return when that is gone, also after a cancel, which stops it. The machine
     ends with this process. Raises what kept it from starting; later errors are in the outcome."""
     async with _tied(argv, stdin=stdin, **options) as machine:
         return await machine._completed()
 
 
-async def abegin(argv: Sequence[Word] | Request, *, within: float | None = None, **options: Unpack[Options]) -> Machine:
+async def abegin(argv: Order, *, within: float | None = None, **options: Unpack[Options]) -> Machine:
     """A tied machine whose work has begun. After an error, a cancel, or *within* seconds, nothing of it is left. Raises
     what kept it from starting, Failed where it began and ended, TimeoutError."""
     async with asyncio.timeout(within), _tied(argv, **options) as machine:
@@ -316,36 +321,32 @@ async def abegin(argv: Sequence[Word] | Request, *, within: float | None = None,
 
 
 @asynccontextmanager
-async def _tied(
-    argv: Sequence[Word] | Request, *, stdin: bytes = b"", **options: Unpack[Options]
-) -> AsyncIterator[Machine]:
+async def _tied(argv: Order, *, stdin: bytes = b"", **options: Unpack[Options]) -> AsyncIterator[Machine]:
     """After an error or a cancel it is gone, or never comes to be."""
     starting = asyncio.ensure_future(astart(argv, stdin=stdin, tied=True, **options))
+
+    async def leave() -> None:
+        with suppress(BelljarError, OSError, ValueError, TypeError):
+            await (await starting).aleave()
+
     try:
         yield await asyncio.shield(starting)
     except BaseException:
-        await to_its_end(asyncio.ensure_future(_leave(starting)))
+        await to_its_end(asyncio.ensure_future(leave()))
         raise
-
-
-async def _leave(starting: asyncio.Future[Machine]) -> None:
-    with suppress(BelljarError, OSError, ValueError, TypeError):
-        await (await starting).aleave()
 
 
 run = _sync(arun)
 
 
-def start(
-    argv: Sequence[Word] | Request, *, stdin: bytes = b"", tied: bool = False, **options: Unpack[Options]
-) -> Machine:
+def start(argv: Order, *, stdin: bytes = b"", tied: bool = False, **options: Unpack[Options]) -> Machine:
     """A machine that lives on its own, claimed when this returns. A *tied* one is stopped when it is released or this
     process ends."""
     return start_many(argv, 1, stdin=stdin, tied=tied, **options)[0]
 
 
 def start_many(
-    argv: Sequence[Word] | Request, count: int, *, stdin: bytes = b"", tied: bool = False, **options: Unpack[Options]
+    argv: Order, count: int, *, stdin: bytes = b"", tied: bool = False, **options: Unpack[Options]
 ) -> list[Machine]:
     """`start`, so many times: all are claimed when this returns, or none lives. It costs a fraction of single starts, since
     one process starts them all. Raises what kept one of them from being claimed."""
@@ -369,9 +370,7 @@ def start_many(
     return machines
 
 
-async def astart(
-    argv: Sequence[Word] | Request, *, stdin: bytes = b"", tied: bool = False, **options: Unpack[Options]
-) -> Machine:
+async def astart(argv: Order, *, stdin: bytes = b"", tied: bool = False, **options: Unpack[Options]) -> Machine:
     """`start`."""
     return await in_thread(lambda: start(argv, stdin=stdin, tied=tied, **options), undo=Machine.release)
 
@@ -459,9 +458,9 @@ def request(argv: Sequence[Word], **options: Unpack[Options]) -> Request:
     container = image.container if image else None
     if image and (recipe := image.recipe):  # a warm image's machines are of its size, or larger
         asked = {"cpus": recipe.cpus, "memory": recipe.memory, **asked}
-    account, argv = (
-        (container.account, argv or (*container.entrypoint, *container.command)) if container else (caller(), argv)
-    )
+    if container:
+        argv = argv or (*container.entrypoint, *container.command)
+    account = container.account if container else caller()
     inside = {name: asked.pop(name) for name in Options.__annotations__.keys() - Asked.__annotations__ if name in asked}
     payload = Payload(
         argv_of(argv), account, script=inside.get("script"), cwd=os.fsencode(inside.get("cwd", container.cwd if container else "/")),
@@ -481,8 +480,3 @@ def _runtime() -> Runtime:
 
 
 _of_loops = WeakKeyDictionary[asyncio.AbstractEventLoop, Machines]()
-
-
-def _machines_of_this_loop(runtime: Runtime) -> Machines:
-    """One watch for all machines that an event loop waits for."""
-    return _of_loops.setdefault(asyncio.get_running_loop(), Machines(runtime.folders, runtime.reaper))

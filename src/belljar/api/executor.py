@@ -91,9 +91,7 @@ class Executor(concurrent.futures.ThreadPoolExecutor):
         rows = zip(*iterables, strict=False)
         chunks = iter(lambda: list(islice(rows, chunksize)), [])
 
-        def in_turn(
-            chunk: list[tuple[Any, ...]],
-        ) -> list[T]:  # cloudpickle sends it whole: the guest does not have this module
+        def in_turn(chunk: list[tuple[Any, ...]]) -> list[T]:  # sent whole: the guest does not have this module
             return [fn(*row) for row in chunk]
 
         return chain.from_iterable(super().map(in_turn, chunks, timeout=timeout, **more))
@@ -273,9 +271,8 @@ def _code() -> tuple[dict[str, bytes], dict[str, bytes]]:
         hint = "`pip install cloudpickle`, or `make install EXTRAS=executor`."
         raise LibraryMissing("cloudpickle is not there", hint=hint) from exc
     modules = {name: marshal.dumps(_code_of(name)) for name in inside.MODULES}
-    return modules, {
-        name: marshal.dumps(vars(cloudpickle)[name].__code__) for name in LOADERS if name in vars(cloudpickle)
-    }
+    known = vars(cloudpickle)
+    return modules, {name: marshal.dumps(known[name].__code__) for name in LOADERS if name in known}
 
 
 def _code_of(module: str) -> Any:

@@ -6,13 +6,13 @@ A verb writes its options as a table, one row a line:
     FILE ? =/etc/belljar/bait.toml | its settings
     / --qemu @which | what QEMU wrote to stderr
 
-    table  = { "# " act { " +" shared } " | " help | "[" heading "]" | row }    a heading holds for the rows below it; the rows
-                                of several acts come last, by the names that `acts` has for them
+    table  = { "# " act { " +" shared } " | " help | "$ " usage | "[" heading "]" | row }    a heading holds for the rows below it;
+                                the rows of several acts come last, by the names that `acts` has for them, and `format`
     row    = { word } [ " | " help ]                            a line that begins with "| " goes on with the one above;
                                                                 a row without a help text is not shown
     word   = "-n" | "--name"    the names of an option; a row without any is a parameter
            | "NAME"             how help calls the value, and how it is read (`TYPES`); an option without a value is a switch
-           | "{a,b}"            the values there are
+           | "{a,b}"            the values there are; "{Kind}": those of this enumeration of the model
            | "*" | "+" | "?"    any number of values, at least one, at most one (an option without it is False);
                                 an option with * is repeatable
            | "..."              all that follows, options too
@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from belljar import model
 from belljar.errors import BadOption
 from belljar.hints import Any, NoReturn
 from belljar.jobs import plain
@@ -136,21 +137,31 @@ class Verb:
     usage: str = ""
 
 
-def acts(table: str, functions: Mapping[str, Act], **shared: str) -> dict[str, Verb]:
-    """The acts of a verb. *shared*: rows that several of them have."""
+def acts(table: str, functions: Mapping[str, Any], *, needs_runtime: bool = True, **shared: str) -> dict[str, Verb]:
+    """Verbs, or the acts of one. *functions*: of its module; that of an act has its name, or its name and `_`. *shared*: rows that
+    several of them have."""
     verbs = {}
-    for part in re.split(r"^\s*# ", table, flags=re.MULTILINE)[1:]:
-        head, _, options = part.partition("\n")
+    for part in re.split(r"^\s*# ", _joined(table), flags=re.MULTILINE)[1:]:
+        head, *rows = part.splitlines()
         words, _, help = head.partition(" | ")
         name, *more = words.split(" +")
-        verbs[name] = Verb(help, functions[name], "\n".join((options, *map(shared.__getitem__, more))))
+        act = functions.get(f"{name}_") or functions[name.replace("-", "_")]
+        usage = "\n       ".join(row.strip()[2:] for row in rows if row.strip().startswith("$ "))
+        rows = [row for row in rows if not row.strip().startswith("$ ")]
+        options = "\n".join((*rows, *({"format": FORMAT, **shared}[word] for word in more)))
+        verbs[name] = Verb(help, act, options, needs_runtime=needs_runtime, usage=usage)
     return verbs
+
+
+def _joined(table: str) -> str:
+    """With each row on a line of its own."""
+    return re.sub(r"\n\s*\|(?= )", "", table)
 
 
 def add(parser: argparse.ArgumentParser, table: str) -> None:
     below: Any = parser
     choice: Any = None
-    for row in re.sub(r"\n\s*\|(?= )", "", table).splitlines():
+    for row in _joined(table).splitlines():
         if not (row := row.strip()):
             continue
         if row.startswith("["):
@@ -174,6 +185,9 @@ def _argument(words: list[str]) -> tuple[list[str], dict[str, Any]]:
                 argument["dest"] = word[1:]
             case "=":
                 argument["default"] = word[1:]
+            case "{" if word[1].isupper():
+                members = {member.value: member for member in getattr(model, word[1:-1])}
+                argument |= {"choices": [*members], "type": lambda text, known=members: known.get(text, text)}
             case "{":
                 argument["choices"] = word[1:-1].split(",")
             case "!":
@@ -242,6 +256,12 @@ def as_whole(text: str) -> int:
     with suppress(ValueError):
         return int(text)
     raise ValueError(f"{text[:80]}: not a whole number")
+
+
+def after_dashes(args: Args) -> list[str]:
+    """The words of a verb's command: argparse takes the `--` behind a parameter away, and leaves one that stands behind it."""
+    words: list[str] = args.command
+    return words[1:] if words[:1] == ["--"] else words
 
 
 def state_folder(args: Args, runtime: Any, name: str) -> Path:

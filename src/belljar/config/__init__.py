@@ -146,10 +146,14 @@ def inspect(
     uid = os.geteuid() if uid is None else uid
     defaults = Settings(default_paths(uid, environ))
     *sites, own = _usual_files(uid, environ, etc or ETC)
-    files = [File(path, is_users=False) for path in sites] + [File(own, is_users=uid != 0)]
-    files = [file for file in files if os.path.lexists(file.path)]
-    if config_file is not None:
-        files.append(_named(config_file, uid))
+    usual = [*(File(path, is_users=False) for path in sites), File(own, is_users=uid != 0)]
+    files = [file for file in usual if os.path.lexists(file.path)]
+    if (
+        config_file is not None
+    ):  # where root alone can write, it is read without any link that a user could turn meanwhile
+        real = Path(os.path.realpath(config_file))
+        is_users = uid != 0 and not only_root_writes(real)
+        files.append(File(config_file if uid == 0 or is_users else real, is_users))
     variables = {name: value for name, value in environ.items() if name.startswith("BELLJAR_")}
     if not files and not variables:  # the usual case is quick: nothing is parsed, nothing more is imported
         return Loaded(defaults, {}, ())
@@ -158,13 +162,6 @@ def inspect(
     loaded = merge(defaults, files, variables, is_root=uid == 0, in_job=in_job)
     paths = on_node(loaded.settings.paths, uid, loaded.origins, defaults.paths.store, in_job=in_job)
     return replace(loaded, settings=replace(loaded.settings, paths=paths))
-
-
-def _named(path: Path, uid: int) -> File:
-    """What `--config` names. Where root alone can write, it is read without any link that a user could turn meanwhile."""
-    real = Path(os.path.realpath(path))
-    is_users = uid != 0 and not only_root_writes(real)
-    return File(path if uid == 0 or is_users else real, is_users)
 
 
 def _usual_files(uid: int, environ: Mapping[str, str], etc: Path) -> Iterator[Path]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from belljar import image, network
 from belljar.batch.job.policy import queue_images, registries, rules
-from belljar.config import DEFAULT_ORIGIN, SECTIONS, Loaded, Settings
+from belljar.config import DEFAULT_ORIGIN, SECTIONS, Loaded
 from belljar.errors import BadSetting
 from belljar.host.toml import Mistake
 from belljar.hypervisor.qemu.values import wrong_values
@@ -34,13 +34,8 @@ def _wrong_values(loaded: Loaded) -> Iterator[tuple[str, str, BadSetting]]:
     yield from wrong_values(settings.qemu, settings.machine.hypervisor)
     yield from (("network", *wrong) for wrong in network.mistakes(settings.network))
     yield from (("image", *wrong) for wrong in image.mistakes(settings.image))
-    yield from _wrong_rules(settings)
-
-
-def _wrong_rules(settings: Settings) -> Iterator[tuple[str, str, BadSetting]]:
-    """Which images jobs may have and get. Whether these are here `belljar batch check` looks, on each node."""
-    looks = (("queue_images", queue_images), ("allow", rules), ("registries", registries))
-    for key, look in looks:
+    # Which images jobs may have and get. Whether these are here `belljar batch check` looks, on each node.
+    for key, look in (("queue_images", queue_images), ("allow", rules), ("registries", registries)):
         try:
             look(settings.batch)
         except BadSetting as exc:

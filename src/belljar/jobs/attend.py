@@ -101,27 +101,24 @@ def attend(
     further = secrets_of(request)
 
     async def keep(loop: StoppableLoop) -> Outcome:
-        with raw_terminal(payload is not None and payload.terminal) as terminal:
-            orders = listen(loop, terminal, alone, notice, checkpoints)
-            if tie is not None:
-                loop.add_reader(tie, look_at_tie, loop, tie, orders)
-            ours = streams or (streams_of(payload) if payload else Streams(None, None, None))
-            if stdin is not None:
-                ours = replace(ours, stdin=BytesSource(stdin))
-            keep_it = partial(runtime.supervisor().keep, request, orders=orders, extras=further)
-            if checkpoints is None:
-                return await keep_it(ours, claimed=claimed)
-            async with checkpoints.running(ours) as ours:
-                return await keep_it(ours, claimed=partial(checkpoints.claimed, request.id))
-
-    async def keep_to_the_end(loop: StoppableLoop) -> Outcome:
         try:
-            return await keep(loop)
+            with raw_terminal(payload is not None and payload.terminal) as terminal:
+                orders = listen(loop, terminal, alone, notice, checkpoints)
+                if tie is not None:
+                    loop.add_reader(tie, look_at_tie, loop, tie, orders)
+                ours = streams or (streams_of(payload) if payload else Streams(None, None, None))
+                if stdin is not None:
+                    ours = replace(ours, stdin=BytesSource(stdin))
+                keep_it = partial(runtime.supervisor().keep, request, orders=orders, extras=further)
+                if checkpoints is None:
+                    return await keep_it(ours, claimed=claimed)
+                async with checkpoints.running(ours) as ours:
+                    return await keep_it(ours, claimed=partial(checkpoints.claimed, request.id))
         finally:
             if notice is not None:  # a system that announces the end again is not to kill a job that has ended
                 signal.pthread_sigmask(signal.SIG_BLOCK, {notice[0]})
 
-    return in_loop(keep_to_the_end)
+    return in_loop(keep)
 
 
 def look_at_tie(loop: StoppableLoop, tie: int, orders: Orders) -> None:
@@ -188,12 +185,8 @@ def streams_of(payload: Payload) -> Streams:
     if payload.terminal:
         columns, lines = os.get_terminal_size(0)
         return Streams(FdSource(0), FdSink(1), None, (lines, columns))
-    carried = StdinKind.STREAM
-    return Streams(
-        FdSource(0) if payload.stdin is carried else None,
-        FdSink(1) if payload.stdout is carried else None,
-        FdSink(2) if payload.stderr is carried else None,
-    )
+    stdin, stdout, stderr = (it is StdinKind.STREAM for it in (payload.stdin, payload.stdout, payload.stderr))
+    return Streams(FdSource(0) if stdin else None, FdSink(1) if stdout else None, FdSink(2) if stderr else None)
 
 
 def listen(

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from belljar.batch.job.verdict import Run
     from belljar.jobs.batch.checkpoints import Checkpoints
 
-    Teller = Dialect | Checkpoints  # of a job's end
-
 LARGEST_FILE = 16 << 20
 LONGEST_LINE = 64 << 10
 DECIDES_THE_IMAGE = ("batch.default_image", "batch.queue_images")
@@ -43,7 +41,6 @@ def run(system: str, words: list[str], runtime: Runtime) -> int:
     runtime.in_job = True
     (mistake, hides_the_image), image = understood(runtime), job.image
     settings, checkpoints = runtime.settings, None
-    teller: Teller = dialect
     try:
         from belljar.batch.job.policy import checkpoint_of, image_for
 
@@ -59,7 +56,7 @@ def run(system: str, words: list[str], runtime: Runtime) -> int:
             from belljar.jobs.node import runner
 
             run_command = runner(runtime, system)
-            teller = checkpoints = Checkpoints(rule, job, dialect, settings.batch, runtime.folders, run_command)
+            checkpoints = Checkpoints(rule, job, dialect, settings.batch, runtime.folders, run_command)
         outcome = in_machine(here, job, image, runtime, checkpoints)
     except (errors.BelljarError, OSError) as exc:
         from belljar.machine.planning.refusal import put_on_record
@@ -70,7 +67,7 @@ def run(system: str, words: list[str], runtime: Runtime) -> int:
 
     if checkpoints is not None and checkpoints.has_any():
         job = replace(job, reruns=True)  # it goes on, and does not begin again
-    return leave(teller, job, outcome, settings.batch, runner(runtime, system))
+    return leave(dialect, job, outcome, settings.batch, runner(runtime, system), checkpoints)
 
 
 # -- settings ------------------------------------------------------------------------------------------------------------
@@ -301,8 +298,10 @@ def with_devices(request: Request, here: Surroundings, system: batch.System, run
 # -- the end -------------------------------------------------------------------------------------------------------------
 
 
-def leave(dialect: Teller, job: Job, outcome: Outcome, settings: batch.Settings, run: Run) -> int:
-    """End as the verdict says, in the system's own way."""
+def leave(
+    dialect: Dialect, job: Job, outcome: Outcome, settings: batch.Settings, run: Run, speaker: Checkpoints | None = None
+) -> int:
+    """End as the verdict says, in the system's own way. *speaker*: the checkpoints of a job that has some speak for it."""
     from belljar.batch.job.verdict import AGAIN, has_begun, judge
     from belljar.jobs.batch.ending import finish
 
@@ -312,10 +311,10 @@ def leave(dialect: Teller, job: Job, outcome: Outcome, settings: batch.Settings,
     if not (job.keeps_output and verdict in (Verdict.REQUEUE, Verdict.HOLD)) or has_begun(outcome):
         tell(outcome, verdict)
     tell_troubles(outcome)
-    return finish(dialect.tell(job, verdict, outcome, tries, settings), verdict, run)
+    return finish((speaker or dialect).tell(job, verdict, outcome, tries, settings), verdict, run)
 
 
-def count_tries(dialect: Teller, job: Job, run: Run) -> tuple[Job, int]:
+def count_tries(dialect: Dialect, job: Job, run: Run) -> tuple[Job, int]:
     """The job as its system knows it, and how often it could not be started, this time included."""
     with suppress(errors.BelljarError, ValueError):
         if command := dialect.count(job):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from belljar.bait import Settings, cloud
-from belljar.cli.bait import node as verbs
+from belljar.cli.bait import bait as verbs
 from belljar.errors import BadOption, HostError, NotPermitted
 from belljar.model import GIB, MIB, RunPayload
 from belljar.pool import JobState, JobView, NodeState, NodeView, load

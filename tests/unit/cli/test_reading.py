@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from belljar.cli import parser_of
-from belljar.cli.machine.logs import story
+from belljar.cli.machine.show import story
 from belljar.cli.render import moment
 from belljar.errors import BadOption, BelljarError, NoSuchMachine, OutputMissing, UsageError
 from belljar.host.locks import try_lock

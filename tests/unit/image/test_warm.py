@@ -13,7 +13,6 @@ from tests.unit.image.image_parts import runtime
 from tests.unit.image.site import Site
 
 from belljar.cli.image import image as verb
-from belljar.cli.image import warm as act
 from belljar.cli.parser import Parser
 from belljar.errors import BadOption, BelljarError, ImageCorrupt, InputMissing, PrepareFailed, TemplateError
 from belljar.hypervisor.libvirt.driver import LibvirtHypervisor
@@ -126,7 +125,7 @@ def typed(store: Store, monkeypatch: pytest.MonkeyPatch, hypervisor: Any) -> Cal
         if b"fail" in store.resolve(request.machine.image).recipe.payload.argv:  # type: ignore[union-attr]
             raise PrepareFailed("the command that prepares it ended with exit code 3")
 
-    monkeypatch.setattr(act, "build_template", build)
+    monkeypatch.setattr(verb, "build_template", build)
 
     def typed(*words: str) -> list[Any]:
         parser = Parser(prog="belljar image")

@@ -1,4 +1,4 @@
-"""`belljar bait`: worker nodes on demand, on this host."""
+"""`belljar bait`: worker nodes on demand, on this host; `belljar node`: ResumeProgram and SuspendProgram of Slurm's cloud nodes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 from belljar.assembly import Runtime
-from belljar.bait import Order, settings
+from belljar.bait import Order, Settings, cloud, settings
+from belljar.bait.cloud import FAILED, Made, Placement, hostnames
 from belljar.bait.journal import give_order, read, read_status
 from belljar.bait.journal import order as ordered
 from belljar.batch.job import policy
-from belljar.cli.parser import FORMAT, Args, Verb, acts, state_folder
+from belljar.cli.parser import Args, Verb, acts, state_folder
 from belljar.cli.render import duration, show, show_findings
-from belljar.errors import BadOption, BelljarError, UsageError
+from belljar.errors import BadOption, BelljarError, NotPermitted, UsageError
 from belljar.host import processes
 from belljar.host.caller import describe
+from belljar.host.commands import Finished, run_beside
 from belljar.host.locks import is_locked
+from belljar.jobs import complain
 from belljar.jobs.shares import shares
 from belljar.pool import JobView, load, node_of
+
+AS_ROOT = "slurmctld runs this as SlurmUser: let it call belljar by sudo, as docs/batch/bait/reference.md shows (Cloud nodes)."
 
 
 def run(args: Args, runtime: Runtime) -> None:
@@ -96,16 +101,21 @@ def status(args: Args, runtime: Runtime) -> int:
     return 2 if not is_running else 0 if status.state == "open" else 1
 
 
-def order(args: Args, runtime: Runtime) -> None:
-    give_order(state_folder(args, runtime, "bait"), Order() if args.act == "open" else Order(False, args.reason))
+def open_(args: Args, runtime: Runtime) -> None:
+    give_order(state_folder(args, runtime, "bait"), Order())
+
+
+def close(args: Args, runtime: Runtime) -> None:
+    give_order(state_folder(args, runtime, "bait"), Order(False, args.reason))
 
 
 def jobs(args: Args, runtime: Runtime) -> None:
-    folder, now, rows = state_folder(args, runtime, "bait"), time.time(), []
+    folder, now = state_folder(args, runtime, "bait"), time.time()
     entries, node_of = list(read(folder).values()), _nodes(folder)
-    for entry in entries:
-        nodes = " ".join(map(node_of, entry.machines))
-        rows.append((entry.job, entry.state.value, duration(now - entry.since), nodes, entry.tries, entry.why))
+    rows = [
+        (it.job, it.state.value, duration(now - it.since), " ".join(map(node_of, it.machines)), it.tries, it.why)
+        for it in entries
+    ]
     show({"jobs": entries}, ("JOB", "STATE", "FOR", "NODES", "TRIES", "WHY"), rows, as_=args.format)
 
 
@@ -118,9 +128,8 @@ def nodes(args: Args, runtime: Runtime) -> None:
         for entry in read(folder).values()
         for id in entry.machines
     ]
-    show(
-        {"nodes": values}, ("NODE", "MACHINE", "JOB", "STATE"), [[*value.values()] for value in values], as_=args.format
-    )
+    rows = [[*value.values()] for value in values]
+    show({"nodes": values}, ("NODE", "MACHINE", "JOB", "STATE"), rows, as_=args.format)
 
 
 def rules(args: Args, runtime: Runtime) -> None:
@@ -142,6 +151,55 @@ def arrive(args: Args, runtime: Runtime) -> None:
     tell(state_folder(args, runtime, "bait"), args.job, args.timeout, lambda: pool.revoked(args.job, began, os.environ))
 
 
+# -- cloud nodes of Slurm -------------------------------------------------------------------------------------------------
+
+
+def node(args: Args, runtime: Runtime) -> int:
+    """Exit 1 where a node gets no machine (slurmctld then sets it down, and requeues its job), or where one may live on a host that
+    does not answer."""
+    bait = _placing(args)
+    made = Made(_here(args), {}) if bait is None else asyncio.run(_placed(args, runtime, bait))
+    rows = [(name, machine, made.hosts.get(name, "")) for name, machine in made.nodes.items()]
+    value = {"nodes": made.nodes} | ({"hosts": made.hosts} if made.hosts else {})
+    show(value, ("NODE", "MACHINE", "HOST"), rows, as_=args.format)
+    failed = [f"{name}: {why.removeprefix(FAILED)}" for name, why in made.nodes.items() if why.startswith(FAILED)]
+    for line in (*made.trouble, *failed):
+        complain(line, "")
+    return 1 if failed else 0
+
+
+def _placing(args: Args) -> Settings | None:
+    """The settings, where hosts of a placement list have the machines. Else this host has them, and they are root's: anybody else
+    would find none to end, and say nothing. Raises NotPermitted."""
+    bait = settings.load(args.file) if not args.here and args.file.exists() else None
+    if bait is not None and bait.placement:
+        return bait
+    if os.geteuid() != 0:
+        raise NotPermitted(f"cloud nodes are root's machines, and this is uid {os.geteuid()}", hint=AS_ROOT)
+    return None
+
+
+async def _placed(args: Args, runtime: Runtime, bait: Settings) -> Made:
+    async def ask(argv: tuple[str, ...], timeout: float) -> Finished:
+        return await run_beside(argv, timeout=timeout, check=False)
+
+    place = Placement(bait, state_folder(args, runtime, "cloud"), ask, hostnames)
+    if args.act == "list":
+        return await place.all()
+    nodes = await hostnames(args.nodes)
+    return await (place.resume(nodes) if args.act == "resume" else place.suspend(nodes, forget=args.forget))
+
+
+def _here(args: Args) -> dict[str, str]:
+    if args.act == "list":
+        return cloud.living()
+    if args.act == "suspend":
+        return asyncio.run(cloud.suspend(args.nodes))
+    bait, path = settings.load(args.file), os.environ.get("SLURM_RESUME_FILE", "")
+    file = args.resume_file or (Path(path) if path else None)
+    return asyncio.run(cloud.resume(args.nodes, file, bait, load(bait.system), shares(bait.shares, "bait.shares: ")))
+
+
 STATE_OPTION = "--state DIR | folder of the bait's state (default: bait/ below `paths.store`)"
 ROWS = """
 # run +state +format | run the service, until SIGTERM; jobs and machines go on without it
@@ -161,13 +219,24 @@ FILE ? =/etc/belljar/bait.toml | settings file, of which networks, closed and se
 JOB | the job's number
 --timeout TIME =60 | fail if the service has not taken it after this time (default: 60 s)
 """
-FUNCTIONS = {
-    "run": run, "check": check, "status": status, "open": order, "close": order, "jobs": jobs, "nodes": nodes,
-    "rules": rules, "arrive": arrive,
-}  # fmt: skip
-VERBS = {
-    "bait": Verb(
-        "Worker nodes on demand. A bait is a node whose jobs do not start there: belljar makes a machine for each, which joins the cluster, and moves the job to it.",
-        acts=acts(ROWS, FUNCTIONS, state=STATE_OPTION, format=FORMAT),
-    )
-}
+WHAT = (
+    "Worker nodes on demand. A bait is a node whose jobs do not start there: belljar makes a machine for each, "
+    "which joins the cluster, and moves the job to it."
+)
+VERBS = {"bait": Verb(WHAT, acts=acts(ROWS, globals(), state=STATE_OPTION))}
+OF_CLOUD = """--file FILE =/etc/belljar/bait.toml | settings file (default: /etc/belljar/bait.toml)
+--here | on this host, whatever its setting `placement` says
+--state DIR | where it is written down which host has which node (default: cloud/ below `paths.store`)"""
+CLOUD = """
+# resume +all +format | start a machine for each of these nodes, on this host or where the setting `placement` says
+NODES | node names as Slurm writes them, such as cloud[1-4]
+--resume-file FILE | Slurm's file that says which job each node is for (default: $SLURM_RESUME_FILE)
+# suspend +all +format | end the machines of these nodes, wherever they are
+NODES | node names as Slurm writes them, such as cloud[1-4]
+--forget | hosts that do not answer count as having ended these machines
+# list +all +format | list running cloud nodes and their machines
+"""
+NODES = (
+    "Start and end machines as cloud nodes of Slurm (its ResumeProgram and SuspendProgram), on this host or several."
+)
+VERBS |= {"node": Verb(NODES, acts=acts(CLOUD, dict.fromkeys(("resume", "suspend", "list"), node), all=OF_CLOUD))}

@@ -15,7 +15,7 @@ from belljar.batch.install.commands import Client
 from belljar.batch.install.engine import TO_DO, Installation
 from belljar.batch.install.pieces import Advice, Argv, Change, OurFile, OurFolder, OurLines, Piece, Step, mode_of
 from belljar.batch.job.terms import one_line
-from belljar.cli.parser import FORMAT, Args, Verb, acts
+from belljar.cli.parser import Args, Verb, acts
 from belljar.cli.render import as_json, show, show_findings
 from belljar.errors import BadOption, BelljarError
 from belljar.jobs import complain, node, plain
@@ -169,7 +169,9 @@ def _test(known: node.Known, runtime: Runtime) -> tuple[dict[str, object], list[
     return {**vars(done)}, [end], 0 if done.passed else 1
 
 
-SITE = """SYSTEM | the batch system
+SYSTEMS = {name: f"{name} (experimental)" if batch.load(name).untried else name for name in batch.names()}
+SYSTEM = f"{{{','.join(SYSTEMS)}}} SYSTEM @system | {', '.join(SYSTEMS.values())}"
+SITE = f"""{SYSTEM}
 --folder DIR | where the batch system's settings are (default: its usual place)
 --prefix DIR | belljar's own files go to DIR/libexec/SYSTEM (default: where belljar is installed)
 --commands DIR * | where the batch system's commands are (default: PATH); repeatable
@@ -187,27 +189,12 @@ ACTS = f"""
 # uninstall | undo what install did
 {SITE}
 # node +format | close or open this node for jobs, test it with a small machine, or show its state
-SYSTEM | the batch system
+{SYSTEM}
 {{status,close,open,test}} @action | what to do; test: start a small machine; opens a node that belljar closed
 REASON ? = | with close: the reason that the batch system shows
 --node NAME = | the node's name (default: this host's)
 """
 
 
-def _systems() -> str:
-    """The parameter SYSTEM, with the names of all there are."""
-    known = [batch.load(name) for name in batch.names()]
-    named = ", ".join(f"{system.name} (experimental)" if system.untried else system.name for system in known)
-    return f"{{{','.join(system.name for system in known)}}} SYSTEM @system | {named}"
-
-
-VERBS = {
-    "batch": Verb(
-        "Install belljar in a batch system, so that its jobs run in machines.",
-        acts=acts(
-            ACTS.replace("SYSTEM | the batch system", _systems()),
-            {"install": install, "check": check, "uninstall": uninstall, "node": node_},
-            format=FORMAT,
-        ),
-    )
-}
+WHAT = "Install belljar in a batch system, so that its jobs run in machines."
+VERBS = {"batch": Verb(WHAT, acts=acts(ACTS, globals()))}

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from belljar.assembly import Runtime
-from belljar.cli.parser import Args, Parser, Verb, add
+from belljar.cli.parser import Args, Parser, acts, add
 
 ACTS = ("wrap", "prolog", "epilog", "hook", "ask", "keep")
 
 
-OPTIONS = f"""
-{{{",".join(ACTS)}}} ACT @act | {", ".join(ACTS)}
-ARG ... @rest | the system's name, and what it gives"""
-
-
 def internal(args: Args, runtime: Runtime) -> int:
     if args.act == "keep":
-        return _keep(args.rest, runtime)
+        from belljar.cli.machine import keep
+
+        parser = Parser(prog="belljar internal keep")
+        add(parser, keep.OPTIONS)
+        return keep.run(parser.parse_args(args.rest), runtime)
     system, *words = args.rest or [""]
     if args.act == "wrap":
         from belljar.jobs import wrap
@@ -31,21 +30,11 @@ def internal(args: Args, runtime: Runtime) -> int:
     return hooks.run(args.act, system, words, runtime)
 
 
-def _keep(words: list[str], runtime: Runtime) -> int:
-    from belljar.cli.machine import keep
-
-    parser = Parser(prog="belljar internal keep")
-    add(parser, keep.OPTIONS)
-    return keep.run(parser.parse_args(words), runtime)
-
-
-VERBS = {
-    "internal": Verb(
-        "What batch systems and programs call. wrap SYSTEM: in place of a job's script. prolog SYSTEM, epilog SYSTEM: around each "
-        "job, as root. hook SYSTEM NAME: a program that only this system has. ask SYSTEM: which jobs the system knows, as a user's "
-        "job would ask it. keep: keep the machine whose request is on standard input.",
-        internal,
-        OPTIONS,
-        usage="belljar internal ACT [SYSTEM] [ARG ...]",
-    )
-}
+ROWS = f"""
+# internal | What batch systems and programs call. wrap SYSTEM: in place of a job's script. prolog SYSTEM, epilog SYSTEM: around each
+| job, as root. hook SYSTEM NAME: a program that only this system has. ask SYSTEM: which jobs the system knows, as a user's job would
+| ask it. keep: keep the machine whose request is on standard input.
+$ belljar internal ACT [SYSTEM] [ARG ...]
+{{{",".join(ACTS)}}} ACT @act | {", ".join(ACTS)}
+ARG ... @rest | the system's name, and what it gives"""
+VERBS = acts(ROWS, globals())

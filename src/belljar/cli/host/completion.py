@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from belljar.assembly import Runtime
-from belljar.cli.parser import Args, Parser, Verb
+from belljar.cli.parser import Args, Parser, acts
 from belljar.errors import BelljarError
 
 FILES = ("FILE", "FILE|URL", "SCRIPT", "PATH", "PATH[:DST]", "SRC[:DST][:ro|rw]", "DIR", "CMD")
@@ -67,11 +67,7 @@ def _images(parsed_args: Args, **_: object) -> list[str]:
     return []
 
 
-VERBS = {
-    "completion": Verb(
-        "Print a completion script for your shell; for zsh, write `source <(belljar completion zsh)` into ~/.zshrc.",
-        completion,
-        "{bash,zsh,fish} @shell | your shell",
-        needs_runtime=False,
-    )
-}
+ROWS = """
+# completion | Print a completion script for your shell; for zsh, write `source <(belljar completion zsh)` into ~/.zshrc.
+{bash,zsh,fish} @shell | your shell"""
+VERBS = acts(ROWS, globals(), needs_runtime=False)

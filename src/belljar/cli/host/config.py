@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from belljar.assembly import Runtime
-from belljar.cli.parser import FORMAT, Args, Verb
+from belljar.cli.parser import Args, acts
 from belljar.cli.render import as_json, setting, show
 from belljar.config import DEFAULT_ORIGIN, Loaded, every_setting, inspect
 from belljar.config.merge import ALWAYS_LOCKED, is_locked
@@ -62,13 +62,8 @@ def _locked(name: str, loaded: Loaded) -> str:
     return "always" if is_locked(name, always) else "in batch jobs" if is_locked(name, lock) else ""
 
 
-VERBS = {
-    "config": Verb(
-        "Show the settings that are in force, or find every mistake in all settings files.",
-        config,
-        f"""
-        {{show,check}} @what | show: the settings in force; check: exits 1 if there are mistakes
-        --origin | with show: where each value comes from, and whether it is locked
-        {FORMAT}""",
-    )
-}
+ROWS = """
+# config +format | Show the settings that are in force, or find every mistake in all settings files.
+{show,check} @what | show: the settings in force; check: exits 1 if there are mistakes
+--origin | with show: where each value comes from, and whether it is locked"""
+VERBS = acts(ROWS, globals())

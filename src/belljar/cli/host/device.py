@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from belljar.assembly import Runtime
-from belljar.cli.parser import FORMAT, Args, Verb, acts
+from belljar.cli.parser import Args, Verb, acts
 from belljar.cli.render import show, show_findings
 from belljar.errors import BadOption, NotPermitted
 from belljar.host.privileges import user_of
@@ -13,7 +13,7 @@ from belljar.host.vfio import Bindings
 from belljar.jobs import devices
 
 
-def show_all(args: Args, runtime: Runtime) -> None:
+def list_(args: Args, runtime: Runtime) -> None:
     heads = ("ADDRESS", "CLASS", "ID", "KIND", "GROUP", "DRIVER", "NUMA", "HELD BY")
     show([*devices.rows(runtime, every=args.all)], heads, as_=args.format)
 
@@ -40,23 +40,16 @@ def _bindings(runtime: Runtime) -> Bindings:
     return devices.bindings(runtime)
 
 
-VERBS = {
-    "device": Verb(
-        "PCI devices of this host that machines can have for themselves (`belljar run --device`): by the site's devices.toml.",
-        acts=acts(
-            """
-            # list +format | list the devices: IOMMU group, driver, NUMA node, who has it
-            --all | also those that the site gives to no machine
-            # check +format | say what stands in the way, and what to do about it
-            # bind | take devices from the host's drivers, for a user (root)
-            ADDRESS + @addresses | such as 0000:41:00.0
-            --user NAME ! | who may use them
-            --job JOB = | the batch job that they are for (slurm:4711); its epilog releases them
-            # release | reset devices and give them back to the host's drivers (root)
-            ADDRESS * @addresses | such as 0000:41:00.0
-            --job JOB = | all that this job had""",
-            {"list": show_all, "check": check, "bind": bind, "release": release},
-            format=FORMAT,
-        ),
-    )
-}
+ROWS = """
+# list +format | list the devices: IOMMU group, driver, NUMA node, who has it
+--all | also those that the site gives to no machine
+# check +format | say what stands in the way, and what to do about it
+# bind | take devices from the host's drivers, for a user (root)
+ADDRESS + @addresses | such as 0000:41:00.0
+--user NAME ! | who may use them
+--job JOB = | the batch job that they are for (slurm:4711); its epilog releases them
+# release | reset devices and give them back to the host's drivers (root)
+ADDRESS * @addresses | such as 0000:41:00.0
+--job JOB = | all that this job had"""
+WHAT = "PCI devices of this host that machines can have for themselves (`belljar run --device`): by the site's devices.toml."
+VERBS = {"device": Verb(WHAT, acts=acts(ROWS, globals()))}

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from belljar.assembly import Runtime
-from belljar.cli.parser import FORMAT, Verb
+from belljar.cli.parser import acts
 from belljar.cli.render import show_findings
 from belljar.config import inspect
 from belljar.config.checking import all_mistakes
@@ -32,12 +32,7 @@ def settings(runtime: Any) -> Finding:
 CHECKS: tuple[Callable[[Any], Finding], ...] = (settings, *CHECKS_OF_HOST)
 
 
-VERBS = {
-    "doctor": Verb(
-        "Check this host, and say what is missing and how to get it. Exits 1 if no machine can run.",
-        doctor,
-        f"""
-        --only {{{",".join(look.__name__ for look in CHECKS)}}} CHECK * | only this check (repeatable)
-        {FORMAT}""",
-    ),
-}
+ROWS = f"""
+# doctor +format | Check this host, and say what is missing and how to get it. Exits 1 if no machine can run.
+--only {{{",".join(look.__name__ for look in CHECKS)}}} CHECK * | only this check (repeatable)"""
+VERBS = acts(ROWS, globals())

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
-from belljar.cli.parser import FORMAT, Args, Verb
+from belljar.cli.parser import Args, acts
 from belljar.errors import BadOption
 from belljar.hints import TYPE_CHECKING
 from belljar.host import processes
@@ -91,24 +91,14 @@ def _rank(pid: int, priority: int) -> None:
             os.sched_setscheduler(int(thread), os.SCHED_RR if priority else os.SCHED_OTHER, os.sched_param(priority))
 
 
-VERBS = {
-    "reap": Verb(
-        "Clean up after belljar processes that were killed: end their QEMU, remove their files, record how the "
-        "machines ended. Each `belljar run` does this in passing. As root: for all users of the node (`paths.node`). "
-        "Exits 1 when something could not be cleaned up.",
-        reap,
-        f"""
-        -n --dry-run | only show what would be done
-        --batch SYSTEM ? | also end machines whose job the batch system no longer knows, asked twice, `batch.gone_after` apart
-        {FORMAT}""",
-    ),
-    "kill-all": Verb(
-        "Kill every QEMU process of belljar on this host at once, and report what became of each. Root: those of all "
-        "users; others: their own.",
-        kill_all,
-        f"""
-        -n --dry-run | only show what would be done
-        {FORMAT}""",
-        needs_runtime=False,
-    ),
-}
+REAP = """
+    # reap +format | Clean up after belljar processes that were killed: end their QEMU, remove their files, record how the machines
+    | ended. Each `belljar run` does this in passing. As root: for all users of the node (`paths.node`). Exits 1 when something could
+    | not be cleaned up.
+    -n --dry-run | only show what would be done
+    --batch SYSTEM ? | also end machines whose job the batch system no longer knows, asked twice, `batch.gone_after` apart"""
+KILL_ALL = """
+    # kill-all +format | Kill every QEMU process of belljar on this host at once, and report what became of each. Root: those of all
+    | users; others: their own.
+    -n --dry-run | only show what would be done"""
+VERBS = {**acts(REAP, globals()), **acts(KILL_ALL, globals(), needs_runtime=False)}

@@ -7,27 +7,33 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from belljar.assembly import Runtime
-from belljar.cli.image.warm import OPTIONS as PREPARING
-from belljar.cli.image.warm import warm
-from belljar.cli.parser import FORMAT, Args, Verb, acts
+from belljar.cli.machine import request as words
+from belljar.cli.parser import Args, Parser, Verb, acts, add
 from belljar.cli.render import moment
 from belljar.cli.render import show as put
 from belljar.context import choose
-from belljar.errors import BadOption, InputMissing
-from belljar.image import Image, agent_unit, is_container, name_of
+from belljar.errors import BadOption, ImageInUse, ImageUnknown, InputMissing
+from belljar.guest import Streams
+from belljar.guest.stdio import FdSink
+from belljar.host.caller import caller
+from belljar.image import Image, Recipe, agent_unit, is_container, name_of
 from belljar.image.progress import shown
 from belljar.image.store.store import check_name
 from belljar.image.warm import described as warm_facts
+from belljar.image.warm import store_nameless
 from belljar.jobs import complain, disks, size
+from belljar.jobs.attend import build_template
 from belljar.jobs.disks import told_of
-from belljar.jobs.starting import image_of
+from belljar.jobs.starting import ensure_image, image_of, make_request
 from belljar.machine.planning.contexts import means_of
 from belljar.machine.workshop.workshop import Item
-from belljar.model import Context, Firmware
+from belljar.model import Context, NetworkMode, Payload, RunPayload, Start
+from belljar.records import replace
 
 HEADS = ("NAME", "DIGEST", "STATE", "OS", "BOOT", "DISK", "STORED", "CREATED", "SOURCE")
 SHORT = 12  # digits of a digest that are shown
@@ -45,19 +51,18 @@ def build(args: Args, runtime: Runtime) -> None:
 def import_(args: Args, runtime: Runtime) -> None:
     from belljar.image.intake.sources import Order, bring
 
-    context = Context(args.context)
     source = "docker-archive:-" if args.source == "-" else args.source
     if not args.name and (args.source == "-" or not is_container(source)):
         raise BadOption("--name is missing", hint="Only a container image with an address or path needs none.")
     order = Order(
         source, args.name or name_of(source), args.kernel, args.initrd, args.append, args.firmware, kind=args.kind,
-        sha256=args.sha256.lower(), context=context, signer=args.signer,
+        sha256=args.sha256.lower(), context=args.context, signer=args.signer,
     )  # fmt: skip
 
     def judge(facts: Mapping[str, Any], has_kernel: bool) -> None:
-        choose(context, means_of(facts, has_kernel), args.name)
+        choose(args.context, means_of(facts, has_kernel), args.name)
 
-    image = bring(runtime.images, order, None if context is Context.AUTO else judge)
+    image = bring(runtime.images, order, None if args.context is Context.AUTO else judge)
     if words := told_of(image):
         complain(words, "")
     print(image.digest)
@@ -66,8 +71,7 @@ def import_(args: Args, runtime: Runtime) -> None:
 def list_(args: Args, runtime: Runtime) -> None:
     images = runtime.images.images()
     values = [_described(runtime, image) for image in images]
-    rows = [_row(image, value) for image, value in zip(images, values, strict=True)]
-    put(values, HEADS, rows, as_=args.format)
+    put(values, HEADS, list(map(_row, images, values)), as_=args.format)
 
 
 def show(args: Args, runtime: Runtime) -> None:
@@ -98,10 +102,7 @@ def verify(args: Args, runtime: Runtime) -> int:
     images = [runtime.images.find(reference) for reference in args.images] or runtime.images.images()
     verdicts = [(image, runtime.images.verify(image)) for image in images]
     values = [{"digest": image.digest, "names": image.names, "wrong": wrong} for image, wrong in verdicts]
-    rows = [
-        (", ".join(image.names), image.digest[:SHORT], "; ".join(wrong) or "as it was stored")
-        for image, wrong in verdicts
-    ]
+    rows = [(", ".join(it.names), it.digest[:SHORT], "; ".join(wrong) or "as it was stored") for it, wrong in verdicts]
     put(values, ("NAME", "DIGEST", "STATE"), rows, as_=args.format)
     bad = [image for image, wrong in verdicts if wrong]
     for image in bad:
@@ -133,12 +134,10 @@ def tag(args: Args, runtime: Runtime) -> None:
 def set_(args: Args, runtime: Runtime) -> None:
     if args.context is None and args.firmware is None:
         raise BadOption("nothing to change", hint="Give --context or --firmware.")
-    context = None if args.context is None else Context(args.context)
-    firmware = None if args.firmware is None else Firmware(args.firmware)
     image = runtime.images.resolve(args.image)
-    if context not in (None, Context.AUTO):
-        choose(context, means_of(image.facts, image.kernel is not None), args.image)
-    runtime.images.amend(image, context=context, firmware=firmware)
+    if args.context not in (None, Context.AUTO):
+        choose(args.context, means_of(image.facts, image.kernel is not None), args.image)
+    runtime.images.amend(image, context=args.context, firmware=args.firmware)
 
 
 def extract(args: Args, runtime: Runtime) -> None:
@@ -252,10 +251,97 @@ def key(args: Args, runtime: Runtime) -> None:
     print(public_word(make_key(args.file)))
 
 
+# -- warm images: a preparation of the user's own, and machines that start where it ended ---------------------------------
+
+
+LONGEST = 3600.0  # seconds a preparation may take where nothing else is said
+PREPARING = """\
+--from IMAGE @base | the image to prepare: name or digest
+-c --cpus N | virtual processors; its machines have no fewer
+-m --memory SIZE | memory; its machines have no less
+--in PATH[:DST] * @inputs | file or folder to copy in first; it is kept with the image
+-e --env K=V * | set a variable
+--cwd PATH | working directory (default: your current path, or the home of --user)
+--user NAME|UID[:GID] | the user in the guest (default: you)
+--network {none,user} | none (the default), or user: outgoing connections
+--allow HOST * | all that it may reach, as in `belljar run`
+--secret NAME=SOURCE,host=HOST *
+--time TIME | the longest time it may take (1h)
+"""
+WARM = "belljar image warm NAME --from IMAGE [options] -- PREPARE ARG..."
+
+
+def warm(args: Args, runtime: Runtime) -> None:
+    """Store the image, prepare its memory once, and give it its name: an image that cannot be prepared is not kept."""
+    _read(args)
+    _ = runtime.hypervisor.cloning  # raises where machines are always booted cold
+    ensure_image(runtime, args.base)
+    store = runtime.images
+    base = store.resolve(args.base)
+    recipe = _recipe(args, base, runtime)
+    before = {image.digest for image in store.images() if image.store == store.folder}
+    image = store_nameless(store, base, recipe)
+    try:
+        _prepare(image, recipe, runtime)
+        store.tag(image, args.name)
+    except BaseException:  # re-raised: an interrupt leaves no image either
+        if image.digest not in before:
+            with suppress(ImageUnknown, ImageInUse):  # another command may make the same one
+                store.remove(image, force=True, nameless=True)
+        raise
+    print(image.digest)
+
+
+def _read(args: Args) -> Args:
+    """With the options that stand between the name and `--`, which argparse takes for the command's. It takes a `--` away that is
+    right behind the name."""
+    line = args.command if "--" in args.command else [*args.command, "--"]
+    head = line[: line.index("--")] if line[0].startswith("-") else []
+    parser = Parser(prog=args.prog, usage=WARM)
+    add(parser, PREPARING)
+    parser.parse_args(head, namespace=args)
+    args.command = ["--", *(args.command[len(head) + 1 :] if head else args.command)]
+    check_name(args.name)
+    if args.base is None:
+        raise BadOption("--from is missing", hint="It names the image to prepare.")
+    if args.command == ["--"]:
+        raise BadOption("nothing prepares it", hint=f"Put `--` before the command: {WARM}.")
+    if args.secret:
+        problem = "whoever can use the image can read what its preparation was given"
+        raise BadOption(f"--secret: {problem}", hint="Give it to the image's jobs: `belljar run --secret`.")
+    for option in ("cpus", "memory", "time"):
+        words.above_zero(f"--{option}", getattr(args, option))
+    return args
+
+
+def _recipe(args: Args, base: Image, runtime: Runtime) -> Recipe:
+    """What the arguments ask for, in this place."""
+    payload = words.unattended(words.payload(args, words.account_of(args.user, base.container), base.container))
+    payload = replace(payload, rlimits=(), prepares=True)
+    usual = None if args.allow else NetworkMode.NONE
+    machine = make_request(
+        runtime.settings, RunPayload(payload), cpus=args.cpus, memory=args.memory, allow=tuple(args.allow),
+        network=NetworkMode(args.network) if args.network else usual,
+    ).machine  # fmt: skip
+    return Recipe(
+        base.digest, base.called, payload, machine.cpus, machine.memory, args.time or LONGEST, caller().name,
+        machine.network, machine.allow,
+    )  # fmt: skip
+
+
+def _prepare(image: Image, recipe: Recipe, runtime: Runtime) -> None:
+    """Make the memory that the first machine of this user would make, and show what is said meanwhile."""
+    request = make_request(
+        runtime.settings, RunPayload(Payload((), caller())), requester="image warm", image=f"sha256:{image.digest}",
+        cpus=recipe.cpus, memory=recipe.memory, network=NetworkMode.NONE, start=Start.AUTO,
+    )  # fmt: skip
+    stderr = FdSink(2)  # standard output has the digest alone
+    build_template(runtime, request, exact=False, streams=Streams(None, stderr, stderr))
+
+
 DISK = "IMAGE|ID @disk | an image, or an ended machine of `belljar run --keep`"
 IMAGE = "IMAGE | name, digest or the digest's first digits"
-CONTEXT = "{" + ",".join(context.value for context in Context) + "}"
-CONTEXT_HELP = "how belljar's agent gets into the guest (default: as the image can)"
+CONTEXT = "how belljar's agent gets into the guest (default: as the image can)"
 ACTS = f"""
 # build | build a Debian image with mmdebstrap
 {{debian}} @system | what to build
@@ -277,7 +363,7 @@ FILE|URL|CONTAINER @source | a path, or an address (file, http or https); or doc
 --append WORDS | the kernel's command line
 --firmware {{auto,bios,uefi,none}} =auto | auto: boot the disk's kernel directly, else its boot loader; bios, uefi: its boot loader;
 | none: never its boot loader
---context {CONTEXT} =auto | {CONTEXT_HELP}
+--context {{Context}} =auto | {CONTEXT}
 # warm +preparing | make a warm image: a command prepares a guest, and jobs start where it ended, with what it has loaded
 NAME | the new image's name
 CMD ... @command
@@ -296,8 +382,8 @@ IMAGE * @images | name or digest (default: all images)
 NAME | its new name
 # set | change how an image is booted, and how belljar's agent gets into it
 {IMAGE}
---firmware {{bios,uefi}} | boot loader of a disk that is not booted directly
---context {CONTEXT} | {CONTEXT_HELP}
+--firmware {{Firmware}} | boot loader of a disk that is not booted directly
+--context {{Context}} | {CONTEXT}
 # extract | copy files and folders out of an image, or out of a machine's kept disk
 {DISK}
 PATH + @paths | a path in it
@@ -329,13 +415,5 @@ NAME * @names | names (default: those that this host already has from there)
 -n --dry-run | only show what would be done
 # key | print the public part of a signing key, for `publish --delegate`; the key is made if there is none
 FILE | the private key"""
-FUNCTIONS = {
-    "build": build, "import": import_, "list": list_, "show": show, "verify": verify, "remove": remove,
-    "gc": gc, "tag": tag, "set": set_, "warm": warm, "extract": extract, "insert": insert, "agent": agent, "publish": publish, "sync": sync, "key": key,
-}  # fmt: skip
-VERBS = {
-    "image": Verb(
-        "Disk images, from which machines boot. They never change.",
-        acts=acts(ACTS, FUNCTIONS, format=FORMAT, preparing=PREPARING),
-    )
-}
+WHAT = "Disk images, from which machines boot. They never change."
+VERBS = {"image": Verb(WHAT, acts=acts(ACTS, globals(), preparing=PREPARING))}

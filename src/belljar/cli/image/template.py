@@ -8,7 +8,7 @@ from typing import Any
 
 from belljar.assembly import Runtime
 from belljar.cli.machine.request import above_zero
-from belljar.cli.parser import FORMAT, Args, Verb, acts
+from belljar.cli.parser import Args, Verb, acts
 from belljar.cli.render import as_json, duration, show
 from belljar.errors import TemplateError
 from belljar.host.caller import caller
@@ -18,10 +18,10 @@ from belljar.jobs.attend import build_template
 from belljar.jobs.shares import check_number
 from belljar.jobs.starting import make_request
 from belljar.machine.extras import caches
-from belljar.model import Context, NetworkMode, Payload, RunPayload, Share, ShareKind
+from belljar.model import Payload, RunPayload, Share, ShareKind
 
 
-def show_all(args: Args, runtime: Runtime) -> None:
+def list_(args: Args, runtime: Runtime) -> None:
     templates = runtime.hypervisor.templates()
     names = {image.digest: image.names for image in runtime.images.images()} if templates else {}
     values, rows = [], []
@@ -60,8 +60,7 @@ def build(args: Args, runtime: Runtime) -> None:
     request = make_request(
         runtime.settings, RunPayload(Payload((), caller())), requester="template build",
         image=args.image, cpus=args.cpus, memory=args.memory, disk=args.disk,
-        network=NetworkMode(args.network) if args.network else None, shares=tuple(shares),
-        context=Context(args.context) if args.context else None,
+        network=args.network, shares=tuple(shares), context=args.context,
     )  # fmt: skip
     template = build_template(runtime, request, exact=args.exact)
     print(as_json(_described(template)) if args.format == "json" else f"{template.key}  {size(template.size)}")
@@ -104,7 +103,6 @@ def remove_caches(args: Args, runtime: Runtime) -> None:
 
 
 KEY = "KEY * @keys | a template's key, or the beginning of one"
-NETWORKS, CONTEXTS = (",".join(member.value for member in kind) for kind in (NetworkMode, Context))
 TEMPLATES = f"""
 # list +format | list your templates; JSON has everything that each was made from
 # verify +format | check that templates are unchanged; exits 1 if one is not
@@ -117,8 +115,8 @@ TEMPLATES = f"""
 --cpus N | virtual processors
 --memory SIZE | memory, such as 2G or 512M
 --disk SIZE | size of the disk (default: the image's)
---network {{{NETWORKS}}} | the network of its machines
---context {{{CONTEXTS}}} | how belljar's agent gets into the guest
+--network {{NetworkMode}} | the network of its machines
+--context {{Context}} | how belljar's agent gets into the guest
 --shares N =0 | how many shared folders its machines can have
 --virtiofs N =0 | how many `--share virtiofs:...` its machines can have
 --exact | only for machines of exactly this size, which start quicker
@@ -131,11 +129,11 @@ VERBS = {
     "template": Verb(
         "A template is a guest that was booted once and frozen. Jobs start from copies of it. The first job of an "
         "image makes its template; one that was changed or is out of date is made again.",
-        acts=acts(TEMPLATES, {"list": show_all, "verify": verify, "remove": remove, "build": build}, format=FORMAT),
+        acts=acts(TEMPLATES, globals()),
     ),
     "cache": Verb(
         "Cache disks of `belljar run --cache SIZE`. A machine's cache disk is its own while it runs; when its guest has powered"
         " itself off, a later machine gets the disk with its content.",
-        acts=acts(CACHES, {"list": list_caches, "remove": remove_caches}, format=FORMAT),
+        acts=acts(CACHES, {"list": list_caches, "remove": remove_caches}),
     ),
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 from belljar.assembly import Runtime
 from belljar.cli.lease.asking import DOOR, ask, public_key, watched
-from belljar.cli.parser import FORMAT, Args, Verb, acts
+from belljar.cli.parser import Args, Verb, acts
 from belljar.cli.render import as_json, show
 from belljar.errors import BadOption, HostError
 from belljar.jobs import plain
@@ -88,8 +88,5 @@ NAME + @names | names of clusters
 # check +format | find every mistake in a cluster document, without the service
 FILE | the document
 """
-FUNCTIONS = {"up": up, "status": status, "release": release, "check": check}
-CLUSTER = Verb(
-    "Leased machines that work together as a cluster, described by a document.",
-    acts=acts(ROWS, FUNCTIONS, door=DOOR, format=FORMAT),
-)
+WHAT = "Leased machines that work together as a cluster, described by a document."
+CLUSTER = Verb(WHAT, acts=acts(ROWS, globals(), door=DOOR))

@@ -18,7 +18,7 @@ from belljar.assembly import Runtime
 from belljar.cli.lease import cluster
 from belljar.cli.lease.asking import DOOR, ask, connected, public_key, receive, send, watched
 from belljar.cli.machine.request import above_zero
-from belljar.cli.parser import FORMAT, Args, Verb, acts, state_folder
+from belljar.cli.parser import Args, Verb, acts, after_dashes, state_folder
 from belljar.cli.render import as_json, duration, show, utc
 from belljar.errors import BadOption, HostError
 from belljar.host.commands import which
@@ -116,9 +116,12 @@ def extend(args: Args, runtime: Runtime) -> None:
     ask(args.door, "extend", id=args.lease, seconds=float(args.time))
 
 
-def act_on(args: Args, runtime: Runtime) -> None:
+def release(args: Args, runtime: Runtime) -> None:
     for id in args.ids:
         ask(args.door, args.act, id=id)
+
+
+reboot = release
 
 
 def _until_running(door: Path, lease: str, limit: float) -> None:
@@ -163,7 +166,7 @@ def ssh(args: Args, runtime: Runtime) -> int:
         }  # fmt: skip
         argv = [client, *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
         argv += ["-i", str(args.identity), "-o", "IdentitiesOnly=yes"] if args.identity else []
-        argv += [f"{args.user}@{machine['id']}", *(args.command[1:] if args.command[:1] == ["--"] else args.command)]
+        argv += [f"{args.user}@{machine['id']}", *after_dashes(args)]
         return os.waitstatus_to_exitcode(os.spawnv(os.P_WAIT, client, argv) << 8)
 
 
@@ -302,18 +305,9 @@ MACHINE | the machine's ID
 LEASE | the lease's ID
 """
 PILOT = """
+# pilot | Hold a node for a lease: make its machines as its service says, and end them in time.
 FILE | the job file that the service wrote, mode 0600
 --rank N | number of this node among those of its job; default: as the batch system says"""
-FUNCTIONS = {
-    "serve": serve, "run": run, "status": status, "extend": extend, "grow": grow, "release": act_on, "reboot": act_on, "ssh": ssh,
-    "connect": connect, "key": key, "explain": explain, "console": console, "usage": usage, "events": events,
-}  # fmt: skip
-VERBS = {
-    "lease": Verb(
-        "Machines for a limited time. Jobs of the site's batch system hold the nodes that they run on.",
-        acts={**acts(ROWS, FUNCTIONS, door=DOOR, format=FORMAT), "cluster": cluster.CLUSTER},
-    ),
-    "pilot": Verb(
-        "Hold a node for a lease: make its machines as its service says, and end them in time.", pilot, PILOT
-    ),
-}
+WHAT = "Machines for a limited time. Jobs of the site's batch system hold the nodes that they run on."
+LEASE = Verb(WHAT, acts={**acts(ROWS, globals(), door=DOOR), "cluster": cluster.CLUSTER})
+VERBS = {"lease": LEASE, **acts(PILOT, globals())}

@@ -12,12 +12,11 @@ from typing import NoReturn
 
 from belljar.assembly import Runtime
 from belljar.cli import reported, with_hints
-from belljar.cli.parser import MACHINE, MACHINES, Args, Verb
+from belljar.cli.parser import MACHINE, MACHINES, Args, acts
 from belljar.cli.render import moment
 from belljar.errors import OUR_FAILURE, BadOption, BelljarError, NoSuchMachine
 from belljar.host.processes import is_stopped
 from belljar.jobs.users import reach
-from belljar.machine import MachineView
 from belljar.machine.cleaning.reaper import supervisor
 from belljar.machine.life import control
 from belljar.model import Outcome
@@ -25,15 +24,15 @@ from belljar.model import Outcome
 
 def wait(args: Args, runtime: Runtime) -> int:
     """The exit code of each machine's payload, when it has ended."""
-    return each(args, lambda machine: wait_for(runtime, machine, args.timeout))
 
+    def wait_for(reference: str) -> int:
+        owners, machine = reach(runtime, reference)
+        outcome = until_ended(owners, machine.id, args.timeout)
+        if outcome.shell_code is None:
+            raise BelljarError(f"{machine.id}: {outcome.reason}", hint=outcome.hint or None)
+        return outcome.shell_code
 
-def wait_for(runtime: Runtime, reference: str, timeout: float | None) -> int:
-    runtime, machine = reach(runtime, reference)
-    outcome = until_ended(runtime, machine.id, timeout)
-    if outcome.shell_code is None:
-        raise BelljarError(f"{machine.id}: {outcome.reason}", hint=outcome.hint or None)
-    return outcome.shell_code
+    return each(args, wait_for)
 
 
 def until_ended(runtime: Runtime, id: str, timeout: float | None) -> Outcome:
@@ -85,8 +84,10 @@ def end(runtime: Runtime, reference: str, do: str, **how: object) -> None:
     runtime, view = reach(runtime, reference)
     if view.ended:
         return
-    if view.alive:
-        let_go_on(view)
+    pid = supervisor(view.folder) if view.alive else None
+    if pid is not None and is_stopped(pid):  # suspended (Ctrl-Z, a batch system) it hears nothing: it goes on, to end
+        with suppress(OSError):
+            os.kill(pid, signal.SIGCONT)
     try:
         with control.connect(view.folder) as connection:
             control.ask(connection, do, **how)
@@ -96,14 +97,6 @@ def end(runtime: Runtime, reference: str, do: str, **how: object) -> None:
         runtime.reaper.full()  # its supervisor is dead: finish what it left
     else:
         until_ended(runtime, view.id, None)
-
-
-def let_go_on(view: MachineView) -> None:
-    """A supervisor that was suspended (Ctrl-Z, a batch system) hears nothing: continue it, so that it can end."""
-    pid = supervisor(view.folder)
-    if pid is not None and is_stopped(pid):
-        with suppress(OSError):
-            os.kill(pid, signal.SIGCONT)
 
 
 def move(runtime: Runtime, reference: str, **how: float) -> None:
@@ -139,40 +132,27 @@ def _be(args: Args, machine: str, act: Callable[[str], int | None]) -> NoReturn:
         os._exit(code)
 
 
-VERBS = {
-    "wait": Verb(
-        "Wait until machines have ended, then exit with the job's exit code (128 + N: signal N ended it; 125: it never "
-        "ran, or --timeout passed). With several machines: the first code that is not 0.",
-        wait,
-        f"""
-        {MACHINES}
-        --timeout TIME | stop waiting after this time, such as 90s or 5m""",
-    ),
-    "stop": Verb(
-        "End machines: the job gets SIGTERM, and after the grace period the machine ends. Returns when all are gone.",
-        stop,
-        f"""
-        --grace TIME | how long the job may take to end (default: as the machine was started)
-        --at MOMENT | not now, but at 18:30, 2026-12-24T18:00 or +45m; returns at once
-        {MACHINES}""",
-    ),
-    "extend": Verb(
-        "Move a machine's deadline to a later time. `belljar stop --at` sets one. The guest finds the new one in its machine "
-        "and job features.",
-        extend,
-        f"""
-        {MACHINE}
-        TIME @by | how much later, such as 30m or 2h""",
-    ),
-    "checkpoint": Verb(
-        "Write a machine to a folder, as it is. `belljar run --restore DIR` goes on from there, on this host or another one with the "
-        "same processor model and QEMU.",
-        checkpoint,
-        f"""
-        --stop | end the machine then (`belljar run` exits with 75); without, it goes on
-        --within TIME | give up after this time, such as 60s: the machine goes on
-        {MACHINE}
-        DIR @folder | a folder for this machine alone, made if missing""",
-    ),
-    "kill": Verb("End machines at once: the jobs get no time to finish. Returns when all are gone.", kill, MACHINES),
-}
+VERBS = acts(
+    f"""
+    # wait | Wait until machines have ended, then exit with the job's exit code (128 + N: signal N ended it; 125: it never ran, or
+    | --timeout passed). With several machines: the first code that is not 0.
+    {MACHINES}
+    --timeout TIME | stop waiting after this time, such as 90s or 5m
+    # stop | End machines: the job gets SIGTERM, and after the grace period the machine ends. Returns when all are gone.
+    --grace TIME | how long the job may take to end (default: as the machine was started)
+    --at MOMENT | not now, but at 18:30, 2026-12-24T18:00 or +45m; returns at once
+    {MACHINES}
+    # extend | Move a machine's deadline to a later time. `belljar stop --at` sets one. The guest finds the new one in its machine and
+    | job features.
+    {MACHINE}
+    TIME @by | how much later, such as 30m or 2h
+    # checkpoint | Write a machine to a folder, as it is. `belljar run --restore DIR` goes on from there, on this host or another one
+    | with the same processor model and QEMU.
+    --stop | end the machine then (`belljar run` exits with 75); without, it goes on
+    --within TIME | give up after this time, such as 60s: the machine goes on
+    {MACHINE}
+    DIR @folder | a folder for this machine alone, made if missing
+    # kill | End machines at once: the jobs get no time to finish. Returns when all are gone.
+    {MACHINES}""",
+    globals(),
+)

@@ -1,4 +1,5 @@
-"""`belljar exec`, `ssh`, `cp`, `console`, `port`: into a running machine, with a second command, a shell, files, by hand, by network."""
+"""`belljar exec`, `ssh`, `fork`, `cp`, `console`, `port`: into a running machine, or a copy of it, with a second command, a shell,
+files, by hand, by network."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ from fnmatch import fnmatchcase as fnmatch
 from belljar import batch
 from belljar.assembly import Runtime
 from belljar.cli.machine import request as words
-from belljar.cli.parser import FORMAT, MACHINE, Args, Verb
+from belljar.cli.parser import MACHINE, Args, acts, after_dashes
 from belljar.cli.render import show
 from belljar.errors import BadOption, BelljarError, InputMissing, NoSuchMachine, OutputMissing
 from belljar.guest import ExitStatus
 from belljar.host.processes import die_by
+from belljar.jobs import forking
 from belljar.jobs.attend import StoppableLoop, in_loop, listen, raw_terminal, streams_of
 from belljar.jobs.shares import port_of
 from belljar.jobs.starting import container_of
@@ -25,7 +27,7 @@ from belljar.machine import MachineView
 from belljar.machine.life import control
 from belljar.machine.life.control import talk
 from belljar.machine.orders import Pause, Resize, Signal
-from belljar.model import Account, Container, Payload, State, Transfer
+from belljar.model import Account, Payload, State, Transfer
 
 LEAVE = b"\x1d"  # Ctrl-]
 
@@ -35,14 +37,12 @@ LEAVE = b"\x1d"  # Ctrl-]
 
 def exec_(args: Args, runtime: Runtime) -> int:
     """A second process beside the payload, with the same contract."""
-    # argparse takes the `--` behind a parameter away, and leaves one that stands behind it.
-    args.command = ["--", *(args.command[1:] if args.command[:1] == ["--"] else args.command)]
-    if args.command == ["--"]:
+    if not after_dashes(args):
         raise BadOption("nothing to run", hint=f"Put `--` before the command: belljar exec {args.machine} -- CMD.")
     if args.wait is not None:
         asyncio.run(_running(runtime, args.machine, args.wait))
     runtime, view = reach(runtime, args.machine)
-    payload = _payload(args, view, container_of(runtime, view.image))
+    payload = _payload(args, runtime, view)
     return _leave(in_loop(lambda loop: _attend(runtime, view, payload, loop)))
 
 
@@ -81,11 +81,11 @@ async def _attend(runtime: Runtime, view: MachineView, payload: Payload, loop: S
                 passing.cancel()
 
 
-def _payload(args: Args, view: MachineView, container: Container | None) -> Payload:
-    args.inputs, args.outputs = [], []
-    if args.cwd is None:
-        args.cwd = str(view.payload.get("cwd") or "/")
-    return words.payload(args, _account(args.user, view), container)
+def _payload(args: Args, runtime: Runtime, view: MachineView) -> Payload:
+    """The command, as the machine's user and in its directory where no others are named."""
+    args.command = ["--", *after_dashes(args)]
+    args.cwd = args.cwd or str(view.payload.get("cwd") or "/")
+    return words.payload(args, _account(args.user, view), container_of(runtime, view.image))
 
 
 def _account(user: str | None, view: MachineView) -> Account:
@@ -112,12 +112,25 @@ SENT = ("LANG", "LC_*", "COLORTERM", "NO_COLOR", "TERM")
 
 def ssh(args: Args, runtime: Runtime) -> int:
     """As people use the program of that name: a login shell, or its `-c` with all the words in one."""
-    words = args.command[1:] if args.command[:1] == ["--"] else args.command
+    words = after_dashes(args)
     args.tty = args.tty or (not words and os.isatty(0))
     names = [name for name in os.environ if any(fnmatch(name, pattern) for pattern in SENT)]
     args.env, args.inherit_env, args.no_input = [*names, *args.env], False, False
     args.command = ["--", "sh", "-c", LOGIN, "sh", *(["-c", " ".join(words)] if words else ["-l"])]
     return exec_(args, runtime)
+
+
+# -- fork ----------------------------------------------------------------------------------------------------------------
+
+
+def fork(args: Args, runtime: Runtime) -> None:
+    if args.count < 1:
+        raise BadOption(f"--count {args.count}: not a number of machines")
+    words.check_name(args.name)
+    runtime, view = reach(runtime, args.machine)
+    payload = words.unattended(_payload(args, runtime, view)) if after_dashes(args) else None
+    for id in forking.fork(runtime, view, args.count, payload, name=args.name):
+        print(id, flush=True)
 
 
 # -- cp ------------------------------------------------------------------------------------------------------------------
@@ -136,7 +149,19 @@ def cp(args: Args, runtime: Runtime) -> None:
         target = os.path.join(target, os.path.basename(source.rstrip("/")) or source_id)
     if source_id and not os.path.isdir(folder := os.path.dirname(target)):
         raise BadOption(f"{folder}: no such folder here", hint="Make it, or name another place.")
-    asyncio.run(_copy(runtime, view, source, target, args.user, into=bool(target_id)))
+
+    async def copy() -> None:
+        cwd = os.fsencode(str(view.payload.get("cwd") or "/"))
+        async with talk(view, runtime.converse) as guest:
+            move, transfer = (
+                (guest.put, Transfer(source, target)) if target_id else (guest.get, Transfer(target, source))
+            )
+            await move(transfer, _account(args.user, view), cwd)
+
+    try:
+        asyncio.run(copy())
+    except OutputMissing as exc:
+        raise OutputMissing(exc.message, hint=f"Correct {view.id}:PATH.") from exc
 
 
 def split(text: str) -> tuple[str, str]:
@@ -150,18 +175,6 @@ def split(text: str) -> tuple[str, str]:
     if not id or not path:
         raise BadOption(f"{text}: not of the form ID:PATH")
     return id, path
-
-
-async def _copy(runtime: Runtime, view: MachineView, source: str, target: str, user: str | None, *, into: bool) -> None:
-    account, cwd = _account(user, view), os.fsencode(str(view.payload.get("cwd") or "/"))
-    try:
-        async with talk(view, runtime.converse) as guest:
-            if into:
-                await guest.put(Transfer(source, target), account, cwd)
-            else:
-                await guest.get(Transfer(target, source), account, cwd)
-    except OutputMissing as exc:
-        raise OutputMissing(exc.message, hint=f"Correct {view.id}:PATH.") from exc
 
 
 # -- console -------------------------------------------------------------------------------------------------------------
@@ -214,56 +227,41 @@ def port(args: Args, runtime: Runtime) -> None:
     show(ports, ("PLACE", "GUEST"), [(it.place, it.guest) for it in ports], as_=args.format)
 
 
-EXEC = f"""
-        --user NAME|UID[:GID] | the user in the guest (default: the job's)
-        -e --env K=V * | set a variable; K alone passes on yours
-        -n --no-input | read no input: for shell loops that read from standard input
-        --inherit-env | pass on your whole environment
-        --cwd PATH | working directory in the guest (default: the job's)
-        -t --tty | give the command a terminal
-        --wait TIME | wait this long for a machine of yours with this name to run
-        {MACHINE}
-        CMD ... @command"""
-
-SSH = f"""
-        --user NAME|UID[:GID] | the user in the guest (default: the job's)
-        -e --env K=V * | set a variable; K alone passes on yours
-        --cwd PATH | working directory in the guest (default: the job's)
-        -t --tty | give a command a terminal, too
-        --wait TIME | wait this long for a machine of yours with this name to run
-        {MACHINE}
-        CMD ... @command"""
-
-
-VERBS = {
-    "exec": Verb(
-        "Run a second command in a running machine, as the job's user. The exit code is the command's, as with `belljar run`.",
-        exec_, EXEC, usage="belljar exec [options] ID -- CMD ARG...",
-    ),
-    "ssh": Verb(
-        "Open a login shell in a running machine, as the job's user, with your TERM and LANG; or run a command there, "
-        "its words joined as ssh does. No ssh server and no network is needed.",
-        ssh, SSH, usage="belljar ssh [options] ID [COMMAND...]",
-    ),
-    "cp": Verb(
-        "Copy a file or folder into or out of a running machine: SRC or DST is ID:PATH, the other one a path on this host.",
-        cp,
-        """
-        --user NAME|UID[:GID] | the user in the guest (default: the job's)
-        SRC @source | PATH on this host, or ID:PATH in the machine
-        DST @target | ID:PATH in the machine, or PATH on this host""",
-    ),
-    "console": Verb(
-        "Connect to a running machine's serial console. Leave with Ctrl-]. Earlier output is in `belljar logs ID --console`.",
-        console, MACHINE,
-    ),
-    "port": Verb(
-        "Publish a port of a running machine on this host, and print where: connections there go to that port in the machine, "
-        "until it ends. Without PORT: list the ports that are published.",
-        port,
-        f"""
-        {MACHINE}
-        PORT ? | [[ADDR:]HOST:]GUEST, as `belljar run --publish` takes it; GUEST alone: a free port of 127.0.0.1
-        {FORMAT}""",
-    ),
-}  # fmt: skip
+COMMAND = f"""
+    --user NAME|UID[:GID] | the user in the guest (default: the job's)
+    -e --env K=V * | set a variable; K alone passes on yours
+    --cwd PATH | working directory in the guest (default: the job's)
+    {MACHINE}
+    CMD ... @command"""
+WAIT = "--wait TIME | wait this long for a machine of yours with this name to run"
+VERBS = acts(
+    f"""
+    # exec +command +wait | Run a second command in a running machine, as the job's user. The exit code is the command's, as with
+    | `belljar run`.
+    $ belljar exec [options] ID -- CMD ARG...
+    -n --no-input | read no input: for shell loops that read from standard input
+    --inherit-env | pass on your whole environment
+    -t --tty | give the command a terminal
+    # ssh +command +wait | Open a login shell in a running machine, as the job's user, with your TERM and LANG; or run a command
+    | there, its words joined as ssh does. No ssh server and no network is needed.
+    $ belljar ssh [options] ID [COMMAND...]
+    -t --tty | give a command a terminal, too
+    # fork +command | Start machines that go on where a running one stands, with its memory and disk, and print their IDs. Each runs
+    | the command, or stands ready for `belljar exec`.
+    $ belljar fork [options] ID [-- CMD ARG...]
+    -n --count N =1 | so many
+    --name NAME = | their name; of several, NAME-1 and so on
+    # cp | Copy a file or folder into or out of a running machine: SRC or DST is ID:PATH, the other one a path on this host.
+    --user NAME|UID[:GID] | the user in the guest (default: the job's)
+    SRC @source | PATH on this host, or ID:PATH in the machine
+    DST @target | ID:PATH in the machine, or PATH on this host
+    # console | Connect to a running machine's serial console. Leave with Ctrl-]. Earlier output is in `belljar logs ID --console`.
+    {MACHINE}
+    # port +format | Publish a port of a running machine on this host, and print where: connections there go to that port in the
+    | machine, until it ends. Without PORT: list the ports that are published.
+    {MACHINE}
+    PORT ? | [[ADDR:]HOST:]GUEST, as `belljar run --publish` takes it; GUEST alone: a free port of 127.0.0.1""",
+    globals(),
+    command=COMMAND,
+    wait=WAIT,
+)

@@ -8,8 +8,6 @@ import json
 import os
 import signal
 import stat
-import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -27,13 +25,9 @@ from belljar.machine.outside.detached import LONGEST_ANSWER, answer_of
 from belljar.model import Request, RunPayload, StdinKind
 from belljar.records import replace
 
+OF_ALL = ("reading", "jobs.attend", "jobs.starting", "guest.conversation", "machine.life.own_work")
 # What a clone imports on its way; the process that makes many of them does so once.
-OF_EACH = (
-    "guest.relay",
-    "hypervisor.qemu.process.complaints",
-    "hypervisor.qemu.proof",
-    "hypervisor.qemu.template.plugging",
-)
+OF_EACH = ("guest.relay", *(f"hypervisor.qemu.{name}" for name in ("process.complaints", "proof", "template.plugging")))
 LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -47,20 +41,23 @@ def run(args: Args, runtime: Runtime) -> int:
     """The part of whoever is asked: it ends with the last answer, and a keeper is nobody's child."""
     from belljar.jobs.starting import finish_the_dead
 
-    _make_ready(runtime, OF_EACH if args.count > 1 else ())
+    # What every request needs is there before it comes. What is wrong with the settings is told to the asker.
+    for name in (*OF_ALL, *(OF_EACH if args.count > 1 else ())):
+        import_module(f"belljar.{name}")
+    with suppress(BelljarError, OSError):
+        runtime.supervisor()
     is_good = True
     try:
         lines = _lines(args)
         finish_the_dead(runtime)
     except (BelljarError, OSError) as exc:
-        print(json.dumps(answer_of(exc if isinstance(exc, BelljarError) else HostError(in_words(exc)))), flush=True)
+        os.write(1, _refusal(exc))
         return OUR_FAILURE
     gc.freeze()  # what is there is no garbage: a keeper that looked would have to copy its pages
     for line in lines:
         answer = _answer(line, args, runtime)
         is_good = is_good and b'"id"' in answer[:6]
-        sys.stdout.buffer.write(answer)
-        sys.stdout.buffer.flush()
+        os.write(1, answer)
     return 0 if is_good else OUR_FAILURE
 
 
@@ -69,7 +66,7 @@ def _answer(line: bytes, args: Args, runtime: Runtime) -> bytes:
     try:
         request = asked(line, args, runtime)
     except BelljarError as exc:
-        return json.dumps(answer_of(exc)).encode() + b"\n"
+        return _refusal(exc)
     reader, writer = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
     if child == 0:
@@ -82,17 +79,17 @@ def _answer(line: bytes, args: Args, runtime: Runtime) -> bytes:
     os.close(writer)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))  # whoever asked gave up waiting
     with open(reader, "rb") as file:
-        answer = file.read(LONGEST_ANSWER) or json.dumps(answer_of(_died(child))).encode() + b"\n"
+        answer = file.read(LONGEST_ANSWER) or _refusal(_died(child))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return answer
 
 
-def _make_ready(runtime: Runtime, more: Sequence[str]) -> None:
-    """Import what every request needs, before it comes. What is wrong with the settings is told to the asker."""
-    for name in ("reading", "jobs.attend", "jobs.starting", "guest.conversation", "machine.life.own_work", *more):
-        import_module(f"belljar.{name}")
-    with suppress(BelljarError, OSError):
-        runtime.supervisor()
+def _refusal(error: BelljarError | OSError) -> bytes:
+    return _line(answer_of(error if isinstance(error, BelljarError) else HostError(in_words(error))))
+
+
+def _line(answer: dict[str, str]) -> bytes:
+    return json.dumps(answer).encode()[: LONGEST_ANSWER - 1] + b"\n"
 
 
 def _lines(args: Args) -> list[bytes]:
@@ -138,7 +135,20 @@ def _died(child: int) -> BelljarError:
 
 
 def _keep(request: Request, stdin: int | None, tied: bool, writer: int, runtime: Runtime) -> NoReturn:
-    answer: dict[str, str] = answer_of(HostError("the machine was cancelled before it was begun"))
+    answer = _refusal(HostError("the machine was cancelled before it was begun"))
+
+    def tell(answer: bytes) -> None:
+        nonlocal writer
+        with suppress(OSError):  # whoever asked may be gone
+            os.write(writer, answer)
+        os.close(writer)
+        writer = -1
+
+    def claimed() -> None:
+        with suppress(OSError):
+            _leave_the_asker(request, runtime.folders.machine(request.id), tied)
+        tell(_line({"id": request.id}))
+
     try:
         from belljar.jobs.attend import attend
         from belljar.jobs.starting import ensure_image, widen_limits
@@ -148,35 +158,18 @@ def _keep(request: Request, stdin: int | None, tied: bool, writer: int, runtime:
         runtime.images.resolve(request.machine.image)  # who asks hears at once of one that is not there
         if is_reader_gone(1):  # while an image was fetched or built
             raise HostError("who asked for the machine is gone", hint="It was not begun: nobody would know of it.")
-
-        def claimed() -> None:
-            nonlocal writer
-            with suppress(OSError):
-                _leave_the_asker(request, runtime.folders.machine(request.id), tied)
-            _tell(writer, {"id": request.id})
-            writer = -1
-
         outcome = attend(runtime, request, _streams(request, stdin, runtime), tie=0 if tied else None, claimed=claimed)
         if outcome.error:  # else it was cancelled
-            answer = {"error": outcome.error, "message": outcome.reason, "hint": outcome.hint}
-    except BelljarError as exc:
-        answer = answer_of(exc)
-    except OSError as exc:
-        answer = answer_of(HostError(in_words(exc)))
+            answer = _line({"error": outcome.error, "message": outcome.reason, "hint": outcome.hint})
+    except (BelljarError, OSError) as exc:
+        answer = _refusal(exc)
     except BaseException:  # whatever it is, whoever asked gets an answer, and this process ends below
         import traceback
 
         traceback.print_exc()
     if writer >= 0:
-        _tell(writer, answer)
+        tell(answer)
     os._exit(0)
-
-
-def _tell(writer: int, answer: dict[str, str]) -> None:
-    """To who asked, if it still is there."""
-    with suppress(OSError):
-        os.write(writer, json.dumps(answer).encode()[: LONGEST_ANSWER - 1] + b"\n")
-    os.close(writer)
 
 
 def _leave_the_asker(request: Request, folder: Path, tied: bool) -> None:
@@ -187,10 +180,8 @@ def _leave_the_asker(request: Request, folder: Path, tied: bool) -> None:
         for name in (STDOUT_LOG, STDERR_LOG):
             os.close(os.open(folder / name, LOG_FLAGS, 0o600))
     log = os.open(folder / KEEPER_LOG, LOG_FLAGS, 0o600)
-    if not tied:
-        os.dup2(null, 0)
-    os.dup2(null, 1)
-    os.dup2(log, 2)
+    for number, file in enumerate((0 if tied else null, null, log)):
+        os.dup2(file, number)
     os.close(null)
     os.close(log)
 
@@ -199,9 +190,7 @@ def _streams(request: Request, stdin: int | None, runtime: Runtime) -> Streams:
     if not isinstance(request.work, RunPayload):
         return Streams(None, None, None)
     folder, limit = runtime.folders.machine(request.id), runtime.settings.machine.output_limit
-    carried = request.work.payload.stderr is StdinKind.STREAM
-    return Streams(
-        None if stdin is None else FdSource(stdin),
-        FileSink(folder / STDOUT_LOG, limit),
-        FileSink(folder / STDERR_LOG, limit) if carried else None,
-    )
+    source = None if stdin is None else FdSource(stdin)
+    is_apart = request.work.payload.stderr is StdinKind.STREAM
+    stderr = FileSink(folder / STDERR_LOG, limit) if is_apart else None
+    return Streams(source, FileSink(folder / STDOUT_LOG, limit), stderr)

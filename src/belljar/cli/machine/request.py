@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+from contextlib import suppress
 
 from belljar.cli.parser import Args
 from belljar.config import Settings
@@ -19,23 +20,23 @@ from belljar.model import (
     Container,
     Context,
     OwnWork,
-    Pages,
     Payload,
-    Pin,
     Probe,
     Request,
     RunPayload,
     Sign,
-    Start,
     StdinKind,
-    Topology,
     Transfer,
     Work,
 )
+from belljar.records import replace
 
 LARGEST_SCRIPT = 8 << 20
 LONGEST_SIGN = 200
 LONGEST_LABEL = 200
+POSITIVE = ("cpus", "memory", "disk", "timeout")
+OF_PLACE = ("start", "pin", "topology", "pages", "context")
+AS_READ = (*POSITIVE, *OF_PLACE, "image", "scratch", "cache", "name", "grace", "keep")
 NAME = r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,199}"
 
 
@@ -47,7 +48,7 @@ def check_name(name: str | None) -> None:
 def build(args: Args, settings: Settings, container: Container | None = None) -> Request:
     """The request these arguments make, of this caller, in this place; or as its *container* image is to be started."""
     check_name(args.name)
-    for option in ("cpus", "memory", "disk", "timeout"):
+    for option in POSITIVE:
         above_zero(f"--{option}", getattr(args, option))
     network, network_name = (None, "") if args.network is None else network_of(args.network)
     folders = shares(args.share)
@@ -55,14 +56,9 @@ def build(args: Args, settings: Settings, container: Container | None = None) ->
     if args.image is not None and not args.image.strip():
         raise BadOption(f"--image {args.image!r}: the name is missing", hint="`belljar image list` shows the names.")
     return make_request(
-        settings, _work(args, account_of(args.user, container), container),
-        image=args.image, cpus=args.cpus, memory=args.memory, disk=args.disk,
+        settings, _work(args, account_of(args.user, container), container), **{name: getattr(args, name) for name in AS_READ},
         network=network, network_name=network_name, allow=tuple(args.allow), secrets=tuple(args.secret), shares=folders,
-        devices=tuple(args.devices),
-        ports=tuple(map(port_of, args.publish)), start=Start(args.start) if args.start else None,
-        pin=Pin(args.pin) if args.pin else None, topology=Topology(args.topology) if args.topology else None,
-        pages=Pages(args.pages) if args.pages else None, context=Context(args.context) if args.context else None, scratch=args.scratch, cache=args.cache, name=args.name,
-        timeout=args.timeout, grace=args.grace, keep=args.keep, labels=dict(map(_label, args.label)),
+        devices=tuple(args.devices), ports=tuple(map(port_of, args.publish)), labels=dict(map(_label, args.label)),
         collect=tuple(map(_collected, args.collect)), collect_limit=settings.batch.collect_limit,
     )  # fmt: skip
 
@@ -79,7 +75,7 @@ def _work(args: Args, account: Account, container: Container | None) -> Work:
     """The guest's own where there is no command, and user data, `--ready`, or an image that is said to know its work."""
     if args.user_data is None and (args.user_data_option or args.user_data_file):
         raise BadOption("--user-data-option and --user-data-file mean nothing without --user-data")
-    has_own = args.user_data is not None or args.ready is not None or args.context == Context.NONE.value
+    has_own = args.user_data is not None or args.ready is not None or args.context is Context.NONE
     if args.command not in ([], ["--"]) or not has_own:
         for option, value in (("--cache", args.cache), ("--ready", args.ready)):
             if value is not None:
@@ -90,9 +86,10 @@ def _work(args: Args, account: Account, container: Container | None) -> Work:
         if value:
             raise BadOption(f"{option} without a command: nobody is in the guest who could do that")
     work = OwnWork(ready=probe("none" if args.ready is None else args.ready))
-    if args.context not in (None, Context.AUTO.value, Context.NONE.value) and not work.has_agent:
+    if args.context not in (None, Context.AUTO, Context.NONE) and not work.has_agent:
         hint = "With `--ready agent` it has one, which takes `belljar exec` and `belljar cp`."
-        raise BadOption(f"--context {args.context} without a command: the guest's own work needs no agent", hint=hint)
+        why = f"--context {args.context.value} without a command: the guest's own work needs no agent"
+        raise BadOption(why, hint=hint)
     return work
 
 
@@ -106,18 +103,25 @@ def probe(text: str) -> Probe:
 
 
 def payload(args: Args, account: Account, container: Container | None = None) -> Payload:
-    """What is to run: a command of the guest after `--`, or a script of ours; without either a container image's own."""
-    argv, script = command(args.command, container, with_entrypoint=getattr(args, "entrypoint", False))
+    """What is to run: a command of the guest after `--`, or a script of ours; without either a container image's own. A verb may lack
+    options."""
+    given = vars(args).get
+    argv, script = command(args.command, container, with_entrypoint=given("entrypoint", False))
     stdin, stdout, stderr = map(kind, (0, 1, 2))
-    if args.tty and not os.isatty(0):
+    if given("tty") and not os.isatty(0):
         raise BadOption("--tty: standard input is not a terminal", hint="Leave --tty out where no person sits.")
-    outputs = tuple(map(_output, args.outputs))
+    outputs = tuple(map(_output, given("outputs", ())))
     _refuse_twice("--out", [os.path.realpath(item.outside) for item in outputs])
     return Payload(
         argv=argv, script=script, account=account, cwd=working_directory(args.cwd, account, container), env=environment(args, account, container),
-        umask=umask(), rlimits=rlimits(), terminal=args.tty, stdin=StdinKind.NULL if args.no_input else stdin, stdout=stdout, stderr=stderr,
-        inputs=tuple(_input(text) for text in args.inputs), outputs=outputs,
+        umask=umask(), rlimits=rlimits(), terminal=given("tty", False), stdin=StdinKind.NULL if given("no_input") else stdin, stdout=stdout,
+        stderr=stderr, inputs=tuple(map(_input, given("inputs", ()))), outputs=outputs,
     )  # fmt: skip
+
+
+def unattended(payload: Payload) -> Payload:
+    """Nobody is there: it reads nothing, and what it writes is kept."""
+    return replace(payload, stdin=StdinKind.NULL, stdout=StdinKind.STREAM, stderr=StdinKind.STREAM)
 
 
 def command(
@@ -166,27 +170,23 @@ def account_of(user: str | None, container: Container | None = None) -> Account:
     if user is None:
         return container.account if container else caller()
     numbers = re.fullmatch(r"(\d{1,10})(?::(\d{1,10}))?", user)
-    try:
+    with suppress(KeyError, ValueError, OverflowError):
         entry = pwd.getpwuid(int(numbers[1])) if numbers else pwd.getpwnam(user)
         if not numbers or numbers[2] is None:
             return describe(entry.pw_uid, entry.pw_gid, None)
-    except (KeyError, ValueError, OverflowError):
-        if numbers is None:
-            hint = "Give a user's name, or numbers: UID or UID:GID."
-            raise BadOption(f"--user {user}: no such user here", hint=hint) from None
+    if numbers is None:
+        raise BadOption(f"--user {user}: no such user here", hint="Give a user's name, or numbers: UID or UID:GID.")
     return describe(int(numbers[1]), int(numbers[2] or numbers[1]), ())
 
 
 def environment(args: Args, account: Account, container: Container | None = None) -> tuple[tuple[bytes, bytes], ...]:
     """The payload's variables: a small fixed set or the caller's, then a container image's, then single ones; the last one counts."""
-    if args.inherit_env:
-        env = dict(os.environb)
-    else:
-        env = plain_environment(account)
-        if args.tty and (term := os.environb.get(b"TERM")):
-            env[b"TERM"] = term
+    given = vars(args).get
+    env = dict(os.environb) if given("inherit_env") else plain_environment(account)
+    if given("tty") and (term := os.environb.get(b"TERM")):
+        env[b"TERM"] = term
     env |= environment_of(container)
-    if getattr(args, "scratch", None) is not None:
+    if given("scratch") is not None:
         env[b"TMPDIR"] = os.fsencode(SCRATCH_PLACE)
     for word in args.env:
         name, equals, value = os.fsencode(word).partition(b"=")

@@ -7,43 +7,21 @@ import stat
 from contextlib import suppress
 
 from belljar.assembly import Runtime
-from belljar.cli.parser import Args, Verb
+from belljar.cli.parser import Args, acts
 from belljar.errors import OUR_FAILURE, BadOption
 from belljar.host.descriptors import CLOSED
 from belljar.host.files import write_all
 from belljar.host.processes import die_by
 from belljar.jobs import complain, tell_troubles
-from belljar.model import Cause, Context, Outcome, OwnWork, Pages, Pin, Request, RunPayload, Start, Topology, dumps
+from belljar.model import Cause, Outcome, OwnWork, Request, RunPayload, dumps
 
 
 def run(args: Args, runtime: Runtime) -> int:
-    from belljar.cli.machine import request
-    from belljar.jobs.starting import brought_image
-
-    if args.restore is not None:
-        return go_on(args, runtime)
-    image = brought_image(runtime, args.image)
-    if image and (recipe := image.recipe):  # a warm image's machines are of its size, or larger
-        args.cpus = recipe.cpus if args.cpus is None else args.cpus
-        args.memory = recipe.memory if args.memory is None else args.memory
-    order = request.build(args, runtime.settings, image.container if image else None)
-    return carry_out(order, args, runtime)
-
-
-def go_on(args: Args, runtime: Runtime) -> int:
-    from belljar.jobs.starting import restored_request
-
-    for option, value in (("a command", args.command), ("--image", args.image)):
-        if value:
-            raise BadOption(f"--restore with {option}: the machine goes on with what it was doing, in its own image")
-    return carry_out(restored_request(args.restore, args.name), args, runtime)
-
-
-def carry_out(order: Request, args: Args, runtime: Runtime) -> int:
     """Keep the machine to its end, or have it kept."""
     from belljar.jobs.attend import attend
     from belljar.jobs.starting import ensure_image, finish_the_dead, widen_limits
 
+    order = ordered(args, runtime) if args.restore is None else restored(args)
     if args.detach:
         return detach(order, args, runtime)
     report = None if args.report is None else open_report(args.report)
@@ -58,6 +36,26 @@ def carry_out(order: Request, args: Args, runtime: Runtime) -> int:
     if isinstance(order.work, OwnWork) and outcome.cause is Cause.FINISHED:
         complain(f"{outcome.id}: {outcome.reason}", "")  # it has no other way to say how it went
     return leave(outcome)
+
+
+def ordered(args: Args, runtime: Runtime) -> Request:
+    from belljar.cli.machine import request
+    from belljar.jobs.starting import brought_image
+
+    image = brought_image(runtime, args.image)
+    if image and (recipe := image.recipe):  # a warm image's machines are of its size, or larger
+        args.cpus = recipe.cpus if args.cpus is None else args.cpus
+        args.memory = recipe.memory if args.memory is None else args.memory
+    return request.build(args, runtime.settings, image.container if image else None)
+
+
+def restored(args: Args) -> Request:
+    from belljar.jobs.starting import restored_request
+
+    for option, value in (("a command", args.command), ("--image", args.image)):
+        if value:
+            raise BadOption(f"--restore with {option}: the machine goes on with what it was doing, in its own image")
+    return restored_request(args.restore, args.name)
 
 
 def detach(order: Request, args: Args, runtime: Runtime) -> int:
@@ -134,7 +132,13 @@ def write_report(descriptor: int, path: str, outcome: Outcome) -> None:
         complain(f"--report {path}: {exc.strerror}", f"See `belljar show {outcome.id} --format json`.")
 
 
-OPTIONS = f"""
+ROWS = """
+# run | Run a command, or a script, in its own fresh virtual machine. The exit code or signal is the job's own. 125: belljar itself
+| failed; 126: not executable; 127: not found.
+$ belljar run [options] -- CMD ARG...
+$ belljar run [options] SCRIPT ARG...
+$ belljar run [options] --user-data FILE|URL
+$ belljar run [options] --ready SIGN
 [the machine]
 --image NAME | an image's name or digest; an http(s) address or absolute path, imported first, and again after a
 | change; a container image (docker://HOST/NAME, oci:DIR, docker-archive:FILE, sif:FILE, dir:PATH)
@@ -153,13 +157,13 @@ OPTIONS = f"""
 --device pci:ADDRESS|CLASS:COUNT * @devices | a PCI device of the host for itself, or so many of a class (`belljar device list`)
 --share SRC[:DST][:ro|rw] * | a folder of the host (default: read-only, same path); virtiofs:SRC...: by virtiofs
 | instead of 9p
---start {{{",".join(one.value for one in Start)}}} | clone: a copy of a booted guest; cold: boot; auto: clone if possible
---pin {{{",".join(one.value for one in Pin)}}} | cpus: each virtual processor on one of the host's, or nothing starts; auto: where a batch job
+--start {Start} | clone: a copy of a booted guest; cold: boot; auto: clone if possible
+--pin {Pin} | cpus: each virtual processor on one of the host's, or nothing starts; auto: where a batch job
 | has its own
---topology {{{",".join(one.value for one in Topology)}}} | host: the guest sees sockets, siblings and NUMA nodes, and boots cold; auto: on several
+--topology {Topology} | host: the guest sees sockets, siblings and NUMA nodes, and boots cold; auto: on several
 | NUMA nodes
---pages {{{",".join(one.value for one in Pages)}}} | memory in large pages, and a cold boot: thp, by the kernel; 2M or 1G, reserved by the site
---context {{{",".join(one.value for one in Context)}}} | how belljar's agent gets into the guest (default: as the image can)
+--pages {Pages} | memory in large pages, and a cold boot: thp, by the kernel; 2M or 1G, reserved by the site
+--context {Context} | how belljar's agent gets into the guest (default: as the image can)
 -d --detach | print the machine's ID and return; it goes on, and reads standard input only from a file
 | (`belljar logs --stdout`)
 --label K=V * | a note of yours, kept with the machine's records
@@ -189,15 +193,4 @@ OPTIONS = f"""
 --keep | keep the machine's disk, for inspection
 CMD ... @command
 """
-
-
-VERBS = {
-    "run": Verb(
-        "Run a command, or a script, in its own fresh virtual machine. The exit code or signal is the job's own. 125: "
-        "belljar itself failed; 126: not executable; 127: not found.",
-        run,
-        OPTIONS,
-        usage="belljar run [options] -- CMD ARG...\n       belljar run [options] SCRIPT ARG..."
-        "\n       belljar run [options] --user-data FILE|URL\n       belljar run [options] --ready SIGN",
-    )
-}
+VERBS = acts(ROWS, globals())

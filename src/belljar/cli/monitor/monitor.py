@@ -1,4 +1,4 @@
-"""`belljar monitor`: what those read who watch many hosts."""
+"""`belljar monitor`: what those read who watch many hosts; `belljar report`: what machines took, added up."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from secrets import token_urlsafe
 
 from belljar.assembly import Runtime
 from belljar.cli.monitor import LEDGER, SEEN, complain_of, host_metrics, host_of, reader, tell
-from belljar.cli.parser import FORMAT, Args, Verb, acts
-from belljar.cli.render import as_json, show
+from belljar.cli.parser import Args, Verb, acts
+from belljar.cli.render import as_json, duration, show
 from belljar.errors import BadOption, LibraryMissing
 from belljar.host.files import private_folder, read_secret, write_whole
 from belljar.host.locks import locked
+from belljar.monitor.report import BY, COUNTS, TIMES, plot, report
 from belljar.service import kept
 
 
@@ -101,6 +102,17 @@ def _own(runtime: Runtime, name: str) -> Path:
     return private_folder(runtime.folders.store / "monitor") / name
 
 
+def report_(args: Args, runtime: Runtime) -> None:
+    outcomes = reader(args, runtime)({})
+    groups = report(outcomes.since(time.time() - args.since if args.since else 0.0), args.by)
+    if args.plot is not None:
+        plot(groups, args.by, args.plot)
+    heads = [column.replace("_", " ").upper() for column in (args.by, *COUNTS, *TIMES)]
+    rows = [[duration(value) if name in TIMES else value for name, value in group.items()] for group in groups]
+    show(groups, heads, rows, as_=args.format)
+    complain_of(outcomes)
+
+
 PATIENCE = 10.0  # seconds for another process that sends
 ENDPOINTS = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 STATE = "--state FILE | where the next call finds what was read (default: in monitor/ below `paths.store`)"
@@ -120,15 +132,14 @@ FILE | such as /var/lib/prometheus/node-exporter/belljar.prom; replaced as a who
 --manager ID | of its computing manager (default: the same)
 --format {{ldif,json}} =ldif | for LDAP (a BDII) or as JSON
 """
-VERBS = {
-    "monitor": Verb(
-        "A page, metrics and traces of one or many hosts, read from ledgers, journals and folders.",
-        acts=acts(
-            ROWS,
-            {"serve": serve, "textfile": textfile, "spans": spans, "glue2": glue2},
-            ledger=LEDGER,
-            state=STATE,
-            format=FORMAT,
-        ),
-    )
-}
+WHAT = "A page, metrics and traces of one or many hosts, read from ledgers, journals and folders."
+VERBS = {"monitor": Verb(WHAT, acts=acts(ROWS, globals(), ledger=LEDGER, state=STATE))}
+REPORT = f"""
+# report | Add up the machines that ended: how many failed, how long they took, and how much of it was not the payload's own time.
+| For grid accounting see `belljar accounting`.
+--by {{{",".join(BY)}}} =day | one row for each (default: day)
+--since TIME | how long ago to begin, such as 30d (default: with the first machine)
+{LEDGER}
+--plot FILE | draw it, too: a name that ends in .png or .svg
+--format {{table,json,csv}} =table | for people, programs or spreadsheets"""
+VERBS |= acts(REPORT, globals())

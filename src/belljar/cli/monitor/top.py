@@ -15,7 +15,7 @@ from rich.text import Text
 
 from belljar.assembly import Runtime
 from belljar.cli.monitor import SEEN, host_of
-from belljar.cli.parser import Args, Verb
+from belljar.cli.parser import Args, acts
 from belljar.cli.render import as_json, duration
 from belljar.jobs import plain, size
 from belljar.monitor.view import Values, view
@@ -98,15 +98,11 @@ def _row(machine: Values) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-VERBS = {
-    "top": Verb(
-        "Watch the machines of this host: their phases, how fast they start, what fails and what to do. Until "
-        "interrupted; once where the output is not a terminal.",
-        top,
-        f"""
-        --once | show it once
-        --sort {{{",".join(SORTS)}}} =age | what decides the order
-        {SEEN}
-        --format {{table,json}} =table | json: a line for each change, or with --once one value""",
-    )
-}
+ROWS = f"""
+# top | Watch the machines of this host: their phases, how fast they start, what fails and what to do. Until interrupted; once where
+| the output is not a terminal.
+--once | show it once
+--sort {{{",".join(SORTS)}}} =age | what decides the order
+{SEEN}
+--format {{table,json}} =table | json: a line for each change, or with --once one value"""
+VERBS = acts(ROWS, globals())

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from belljar.assembly import Runtime
-from belljar.cli.parser import Args, Verb
+from belljar.cli.parser import Args, acts
 from belljar.cli.render import duration, moment, show, table
 from belljar.errors import BadOption
 from belljar.soak import BATCH, Plan, plots, report
@@ -68,26 +68,23 @@ def _as_table(made: dict[str, Any]) -> None:
             print(f"\n{text}:\n{table([name.upper() for name in made[what][0]], rows)}")
 
 
-VERBS = {
-    "soak": Verb(
-        "Run job after job, each in a fresh machine, and report how they started, what failed and whether memory, "
-        "files, processes or disk grow on this host. A soak that was ended goes on when it is started again. INT or "
-        "TERM: running jobs end, none starts. Exit 1 when a job failed, or files or disk of machines grow.",
-        soak,
-        f"""
-        --jobs N =20000 | so many jobs in all, with those of earlier runs in the folder (20000)
-        --at-once N =2 | jobs that run at a time (2)
-        --queue N =5 | jobs that wait in the batch system beside them (5)
-        --contexts LIST =ramdisk | contexts, in turn: ramdisk,cloud-init,inject (ramdisk)
-        --batch {{{",".join(BATCH)}}} =none | submit to this batch system; none: `belljar run` (none)
-        --image IMAGE | the machines' image (default: `image.default`)
-        --option WORD * | a word for `belljar run`, sbatch or qsub, as --option=--mem=600; repeatable
-        --ledger DIR * | the ledgers of nodes, for their start times (default: this user's here); repeatable
-        --longest TIME =1h | a job that takes longer has failed (1h)
-        --state DIR =belljar-soak | the folder
-        --report | run nothing, only report
-        --plot FILE * | draw the report as .png or .svg, too; repeatable
-        --format {{table,json,csv}} =table | for people or for programs; csv: the starts alone""",
-        usage="belljar soak [options]\n       belljar soak --report [--plot FILE] [--format FORMAT] [--state DIR]",
-    )
-}
+ROWS = f"""
+# soak | Run job after job, each in a fresh machine, and report how they started, what failed and whether memory, files, processes or
+| disk grow on this host. A soak that was ended goes on when it is started again. INT or TERM: running jobs end, none starts. Exit 1
+| when a job failed, or files or disk of machines grow.
+$ belljar soak [options]
+$ belljar soak --report [--plot FILE] [--format FORMAT] [--state DIR]
+--jobs N =20000 | so many jobs in all, with those of earlier runs in the folder (20000)
+--at-once N =2 | jobs that run at a time (2)
+--queue N =5 | jobs that wait in the batch system beside them (5)
+--contexts LIST =ramdisk | contexts, in turn: ramdisk,cloud-init,inject (ramdisk)
+--batch {{{",".join(BATCH)}}} =none | submit to this batch system; none: `belljar run` (none)
+--image IMAGE | the machines' image (default: `image.default`)
+--option WORD * | a word for `belljar run`, sbatch or qsub, as --option=--mem=600; repeatable
+--ledger DIR * | the ledgers of nodes, for their start times (default: this user's here); repeatable
+--longest TIME =1h | a job that takes longer has failed (1h)
+--state DIR =belljar-soak | the folder
+--report | run nothing, only report
+--plot FILE * | draw the report as .png or .svg, too; repeatable
+--format {{table,json,csv}} =table | for people or for programs; csv: the starts alone"""
+VERBS = acts(ROWS, globals())

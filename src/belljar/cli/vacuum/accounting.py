@@ -11,7 +11,7 @@ from belljar.accounting import CloudRecord
 from belljar.accounting.publish import Publisher
 from belljar.assembly import Runtime
 from belljar.cli.lease.asking import DOOR, ask
-from belljar.cli.parser import FORMAT, Args, Verb, acts
+from belljar.cli.parser import Args, Verb, acts
 from belljar.cli.render import show, utc
 
 DAY = 86400.0
@@ -50,7 +50,7 @@ def sync(args: Args, runtime: Runtime) -> None:
     show(made, ("MONTH", "FILE"), as_=args.format)
 
 
-def list_records(args: Args, runtime: Runtime) -> None:
+def list_(args: Args, runtime: Runtime) -> None:
     records = Publisher(runtime.settings.accounting).records(args.month or month_of(time.time()))
     heads = ("END", "JOB", "TYPE", "FACTORY", "CPUS", "WALL", "CPU", "BENCHMARK")
     rows = [(utc(int(record["EndTime"])), *(record.get(key, "") for key in SHOWN)) for record in records]
@@ -79,12 +79,8 @@ YYYYMM ? @month | the month, such as 202611 (default: this month)
 # republish +format | queue the records of these months again
 YYYYMM + @months | months, such as 202611
 """
-VERBS = {
-    "accounting": Verb(
-        "Usage records of the machines that a factory started: an archive, a queue for APEL's ssmsend and, if wanted, "
-        "PBS and BLAH logs.",
-        acts=acts(
-            ACTS, {"publish": publish, "sync": sync, "list": list_records, "republish": republish}, format=FORMAT
-        ),
-    )
-}
+WHAT = (
+    "Usage records of the machines that a factory started: an archive, a queue for APEL's ssmsend and, if wanted, "
+    "PBS and BLAH logs."
+)
+VERBS = {"accounting": Verb(WHAT, acts=acts(ACTS, globals()))}

@@ -52,7 +52,11 @@ class Checkpoints:
         self._on_preempt, self._on_limit = "on-preempt" in parts, "on-limit" in parts
         self._job, self._dialect, self._folders, self._run = job, dialect, folders, run
         self._lead, self._grace = settings.checkpoint_lead, settings.grace or job.grace
-        self._folder = _folder_of(job, Path(settings.checkpoint_folder))
+        top = Path(settings.checkpoint_folder)
+        if not top.is_dir():
+            hint = "Every node has to see it, with mode 1777; or name another one in batch.checkpoint_folder."
+            raise HostError(f"{top}: the folder of checkpoints is not on this node", hint=hint)
+        self._folder = top / str(os.geteuid()) / "-".join((job.system, job.id, *job.aliases)).replace("/", "_")
         self._machine = self._folder / MACHINE
         self.restore = str(self._machine) if job.started_before else ""  # what this start goes on from
         if not job.started_before:
@@ -161,12 +165,6 @@ class Checkpoints:
         """Is there a checkpoint to go on from?"""
         return self._machine.is_dir() and bool(numbers(self._machine))
 
-    def count(self, job: Job) -> tuple[str, ...]:
-        return self._dialect.count(job)
-
-    def counted(self, job: Job, printed: bytes) -> Job:
-        return self._dialect.counted(job, printed)
-
     def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
         """A job that was checkpointed is given back to its system. What a job leaves that is over is removed."""
         is_checkpointed = outcome.cause is Cause.CHECKPOINTED
@@ -176,7 +174,10 @@ class Checkpoints:
             if is_checkpointed and standing is not Standing.OVER:
                 return self._dialect.give_back(job, is_queued=standing is Standing.QUEUED)
             if standing is not Standing.QUEUED:
-                self._drop()
+                try:
+                    remove_tree(self._folder)
+                except OSError as exc:
+                    complain(f"the job's checkpoints are still there: {exc}", "Remove them.")
         return self._dialect.tell(job, Verdict.MIRROR if is_checkpointed else verdict, outcome, tries, settings)
 
     def _standing(self) -> Standing:
@@ -185,17 +186,3 @@ class Checkpoints:
             if command := self._dialect.ask_standing(self._job):
                 return self._dialect.standing(self._job, self._run(command))
         return Standing.QUEUED if self._is_told_to_end else Standing.RUNS
-
-    def _drop(self) -> None:
-        try:
-            remove_tree(self._folder)
-        except OSError as exc:
-            complain(f"the job's checkpoints are still there: {exc}", "Remove them.")
-
-
-def _folder_of(job: Job, top: Path) -> Path:
-    """Raises HostError where the site's folder is not on this node."""
-    if not top.is_dir():
-        hint = "Every node has to see it, with mode 1777; or name another one in batch.checkpoint_folder."
-        raise HostError(f"{top}: the folder of checkpoints is not on this node", hint=hint)
-    return top / str(os.geteuid()) / "-".join((job.system, job.id, *job.aliases)).replace("/", "_")

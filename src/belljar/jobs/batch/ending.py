@@ -22,9 +22,16 @@ def finish(ending: Ending, verdict: Verdict, run: Run) -> int:
     if trouble:
         complain(trouble, "")
     if ending.delay and wait_for_term(ending.delay) and not ending.opens:
-        take_back(ending)  # a job that is deleted meanwhile is not given back
+        for path, _ in ending.files:  # a job that is deleted meanwhile is not given back
+            with suppress(OSError):
+                os.unlink(path)
     try:
-        let_in(ending)
+        if (
+            ending.opens
+        ):  # HTCondor's starter reads the file as another user, perhaps in the job's group, in the job's folder
+            for path, _ in ending.files:
+                os.chmod(path, 0o644)
+            os.chmod(ending.opens, stat.S_IMODE(os.stat(ending.opens).st_mode) | 0o011)
     except OSError as exc:
         complain(f"{exc.filename}: {exc.strerror}: the system cannot see that the job is to start again", "")
     return end(ending)
@@ -46,21 +53,6 @@ def carry_out(ending: Ending, run: Run) -> tuple[Ending, str]:
             if ending.otherwise is None:
                 return ending, trouble
             ending = ending.otherwise
-
-
-def take_back(ending: Ending) -> None:
-    """Remove what it wrote."""
-    for path, _ in ending.files:
-        with suppress(OSError):
-            os.unlink(path)
-
-
-def let_in(ending: Ending) -> None:
-    """HTCondor's starter reads the file as another user, perhaps in the job's group, in the job's folder: let it in."""
-    if ending.opens:
-        for path, _ in ending.files:
-            os.chmod(path, 0o644)
-        os.chmod(ending.opens, stat.S_IMODE(os.stat(ending.opens).st_mode) | 0o011)
 
 
 def ignore_signals(verdict: Verdict) -> None:

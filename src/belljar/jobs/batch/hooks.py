@@ -23,7 +23,6 @@ from belljar.jobs.users import asked_as
 from belljar.model import dumps
 
 if TYPE_CHECKING:
-    from belljar.batch.job.policy import Asker
     from belljar.batch.job.terms import Dialect
     from belljar.batch.node import Report
 
@@ -110,9 +109,8 @@ def epilog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], runtim
     for line in ended[:20] if isinstance(ended, list) else []:
         log(dialect.name, "epilog", f"{job}: {one_line(str(line))}", runtime.verbose)
     if (newest := node.report_of(raw, job)) is not None:
-        account(
-            dialect, node.name_of(batch.load(dialect.name).node_variable, env, os.uname().nodename), newest, runtime
-        )
+        name = node.name_of(batch.load(dialect.name).node_variable, env, os.uname().nodename)
+        account(dialect, name, newest, runtime)
 
 
 def finish(runtime: Runtime, job: str, is_killed: bool = False) -> dict[str, Any]:
@@ -162,11 +160,13 @@ def account(dialect: Dialect, node_name: str, report: Report, runtime: Runtime) 
 def own(system: str, words: list[str], runtime: Runtime) -> int:
     """A program of one system only, mostly run as a job's user: the user's mistakes in the settings are the wrapper's
     to report."""
+    from belljar.batch.job.policy import Asker
+    from belljar.host.caller import caller
     from belljar.jobs.node import client_of
 
     name, *rest = words or [""]
     call = Call(
-        name, tuple(rest), os.environ, lambda: go_by_the_site(runtime), _asker,
+        name, tuple(rest), os.environ, lambda: go_by_the_site(runtime), lambda: Asker.of(caller()),
         client=lambda: client_of(runtime, system), images=lambda: _known_images(runtime),
     )  # fmt: skip
     return batch.load(system).hook(name)(call)
@@ -191,13 +191,6 @@ def ask(system: str, runtime: Runtime) -> int:
     if answer.living is None:
         raise CommandFailed(answer.trouble)
     return len(answer.living)
-
-
-def _asker() -> Asker:
-    from belljar.batch.job.policy import Asker
-    from belljar.host.caller import caller
-
-    return Asker.of(caller())
 
 
 def _known_images(runtime: Runtime) -> list[str] | None:

@@ -30,24 +30,19 @@ def stand_by(notice: Notice) -> None:
 def _leave_behind(descriptor: int, group: int, notice: Notice) -> None:
     child = os.fork()
     if child == 0:
-        try:
-            _let_go(descriptor, notice[0])
+        try:  # nothing of the job's is held when it begins
+            os.setsid()
+            os.chdir("/")
+            os.closerange(0, descriptor)
+            os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
+            for other in {getattr(signal, f"SIG{name}") for name in IGNORED} - {notice[0]}:
+                signal.signal(other, signal.SIG_IGN)
             if os.fork() == 0:
                 _guard(descriptor, group, notice)
         finally:
             os._exit(0)
     os.waitpid(child, 0)
     os.close(descriptor)
-
-
-def _let_go(descriptor: int, number: int) -> None:
-    """For all that is the job's. Done before the job begins."""
-    os.setsid()
-    os.chdir("/")
-    os.closerange(0, descriptor)
-    os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
-    for other in {getattr(signal, f"SIG{name}") for name in IGNORED} - {number}:
-        signal.signal(other, signal.SIG_IGN)
 
 
 def _guard(descriptor: int, group: int, notice: Notice) -> None:
