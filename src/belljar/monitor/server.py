@@ -10,7 +10,7 @@ import hmac
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ from belljar.monitor.nodes import BROKEN, Remote
 from belljar.monitor.view import Values, view
 from belljar.service.http.server import counted, listener
 from belljar.service.senders import Askers, Budget
-from belljar.service.streams import first_of
+from belljar.service.streams import at_most, first_of
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -92,9 +92,7 @@ class Hub:
                 new = {name: text for name, text in sections.items() if sent.get(name) != text}
                 sent = sections
                 yield b"data:%s\n\n" % joined(new) if new else b":\n\n"
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(SIGN_OF_LIFE):
-                        await changed.wait()
+                await at_most(SIGN_OF_LIFE, changed.wait())
                 await asyncio.sleep(PAUSE)
         finally:
             self.readers -= 1
