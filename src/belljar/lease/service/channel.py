@@ -22,6 +22,7 @@ from belljar.model import to_json
 from belljar.reading import from_json
 from belljar.records import replace
 from belljar.service.gate import Streams
+from belljar.service.streams import first_of
 from belljar.service.telling import Tell
 
 BACKLOG = 4096
@@ -145,49 +146,42 @@ class Channel:
     # -- one connection ------------------------------------------------------------------------------------------------
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        is_handed_over = False
         try:
-            is_handed_over = await self._talk(Session(reader, writer, self._site_key))
+            await self._talk(Session(reader, writer, self._site_key))
         except (ValueError, BelljarError) as exc:
             self._tell("pilot refused", peer=writer.get_extra_info("peername", ("?",))[0], why=exc)
         except (OSError, EOFError, asyncio.CancelledError):  # the service ends: nobody awaits this task
             pass
         finally:
-            if not is_handed_over:
-                writer.transport.abort()
+            writer.transport.abort()
 
-    async def _talk(self, session: Session) -> bool:
-        """True: somebody else has the connection now."""
+    async def _talk(self, session: Session) -> None:
         if self._unproved >= MOST_UNPROVED:
-            return False
+            return
         self._unproved += 1
         try:
             async with asyncio.timeout(OPENING):
                 await session.greet(self._applied)
         finally:
             self._unproved -= 1
-        if session.peer.stream:
-            return self._hand_over(session)
-        speaking = asyncio.ensure_future(session.speak())
+        if name := session.peer.stream:
+            slot, coming = self._streams.get(name, ("", None))
+            if coming is not None and not coming.done() and slot == session.slot:
+                coming.set_result((session.reader, session.writer))
+                await session.writer.wait_closed()  # by whoever has it now
+            return
         try:
-            while not speaking.done():
-                async with asyncio.timeout(self._silence):
-                    message = await receive(session.reader)
-                await self._one(message, session)
+            await first_of(session.speak(), self._listen(session))
         finally:
-            speaking.cancel()
-            await asyncio.gather(speaking, return_exceptions=True)
             if self._sessions.get(session.slot) is session:
                 del self._sessions[session.slot]
                 self._moved()
-        return False
 
-    def _hand_over(self, session: Session) -> bool:
-        slot, coming = self._streams.get(session.peer.stream, ("", None))
-        if coming is None or coming.done() or slot != session.slot:
-            return False
-        coming.set_result((session.reader, session.writer))
-        return True
+    async def _listen(self, session: Session) -> None:
+        while True:
+            async with asyncio.timeout(self._silence):
+                message = await receive(session.reader)
+            await self._one(message, session)
 
     async def _one(self, message: Message, session: Session) -> None:
         """Hear a message. Raises ValueError, BelljarError."""
