@@ -1,5 +1,4 @@
-"""What a service keeps of itself in a folder that is its own: values in files that are written whole, and lines in a file that does not
-grow without end."""
+"""What a service keeps in a folder of its own: values in files that are written whole, and lines in a file that does not grow without end."""
 
 from __future__ import annotations
 

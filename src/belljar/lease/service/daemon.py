@@ -83,7 +83,6 @@ class Daemon:
             now, settings = self._clock(), self.settings
             with self._troubles.noted("what is old"):
                 await in_thread(lambda: self._jobs.sweep(self._live))
-                await in_thread(lambda: self.store.write(lambda book: book.forget_tokens(now - settings.token_time)))
                 await in_thread(lambda: self.store.write(lambda book: book.forget_consoles(now - settings.shown)))
                 self._is_swept = True
         return is_busy

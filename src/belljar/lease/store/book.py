@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any, TypeVar
 
 from belljar.errors import BadSetting
-from belljar.lease import Event, Instance, Lease, Report, Slot, Token
+from belljar.lease import Event, Instance, Lease, Report, Slot
 from belljar.lease.decisions.case import Case
 from belljar.lease.decisions.policy import Sums
 from belljar.lease.states import INSTANCE_MOVES, LEASE_MOVES, SLOT_MOVES
@@ -127,13 +127,6 @@ class Book:
         """Drop those of machines that ended before then, and are not shown any more."""
         old = "SELECT 1 FROM instances WHERE instances.id = consoles.id AND live = 0 AND ended < ?"
         self._execute(f"DELETE FROM consoles WHERE EXISTS ({old})", (ended_before,))
-
-    def forget_tokens(self, ended_before: float) -> None:
-        """Drop those whose leases ended before then."""
-        for one in self.find(Token):
-            lease = self.get(Lease, one.lease)
-            if lease is None or (not lease.is_live and lease.since < ended_before):
-                self.drop(Token, one.id)
 
 
 def _and(where: dict[str, str | int]) -> str:
