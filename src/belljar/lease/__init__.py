@@ -237,7 +237,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class Event:
-    """A move of a lease, slot or instance. Never changed. Accounting derives from them."""
+    """A move of a lease, slot or instance. Never changed. By them accounting finds what ended."""
 
     lease: str
     of: str  # id of what moved

@@ -1,15 +1,16 @@
-"""What owners used, from the events alone: when each machine began, and for how long it ran. Sums are rounded up."""
+"""What owners used: when each machine began, and for how long it ran. Sums are rounded up."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import ceil
 
 from belljar.errors import RecordsLost
-from belljar.lease import Event, Instance, Lease
+from belljar.lease import Instance, Lease
 from belljar.lease.store import Book
 from belljar.model import GIB
 from belljar.records import dataclass
+
+MOST = 500  # events of one answer
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,10 @@ class Usage:
 
 def used(book: Book, now: float, owner: str = "", since: float = 0.0) -> list[Usage]:
     """By an owner, or everybody: machines that run, and those that ended *since* then. What never ran is not there."""
-    found = _usages(book, book.events_of(owner, since), now)
-    return [one for one in found if one.ended is None or one.ended >= since]
+    return [_usage(book, one, now) for one in book.machines(owner, since) if one.launched is not None]
 
 
-def over(book: Book, after: str, limit: int = 500) -> tuple[list[Usage], str]:
+def over(book: Book, after: str) -> tuple[list[Usage], str]:
     """Machines that ended behind this position of the events ("": from the first on), and the next position; the same one where there
     is nothing new. Where these are not the records that the position is of, as they were of an older day, all are told again."""
     number, _, wall = after.partition(":")
@@ -50,30 +50,16 @@ def over(book: Book, after: str, limit: int = 500) -> tuple[list[Usage], str]:
     here = book.events(position - 1, limit=1) if position else []
     if not here or (here[0][0], str(here[0][1].wall)) != (position, wall):
         position = 0
-    events = book.events(position, limit=limit)
-    new = {one.of: one.lease for _, one in events if one.charged}
-    whole = (one for lease in dict.fromkeys(new.values()) for _, one in book.events(lease=lease, limit=1 << 20))
-    found = [one for one in _usages(book, whole, 0.0) if one.machine in new]
+    events = book.events(position, limit=MOST)
+    found = [_usage(book, book.get(Instance, one.of), 0.0) for _, one in events if one.charged]
     return found, f"{events[-1][0]}:{events[-1][1].wall}" if events else after
 
 
-def _usages(book: Book, events: Iterable[Event], now: float) -> list[Usage]:
-    began, ends = dict[str, float](), dict[str, Event]()
-    for one in events:
-        if one.of.startswith("i-") and one.after in ("running", "terminated"):
-            if one.after == "terminated":
-                ends[one.of] = one
-            if one.after == "running" or one.charged:
-                began.setdefault(one.of, one.wall - one.charged)
-    return [_usage(book, id, start, ends.get(id), now) for id, start in began.items()]
-
-
-def _usage(book: Book, id: str, start: float, end: Event | None, now: float) -> Usage:
-    machine = book.get(Instance, id)
+def _usage(book: Book, machine: Instance | None, now: float) -> Usage:
     lease = book.get(Lease, machine.lease) if machine is not None else None
     if machine is None or lease is None:
-        raise RecordsLost(f"{id}: it has events, and is not there itself")
-    seconds = end.charged if end is not None else max(0, ceil(now - start))
-    size = machine.size
-    return Usage(id, lease.id, lease.owner, lease.group, lease.wanted.image_of(machine.index), size.cpus, size.memory,
-                 size.disk, start, end.wall if end is not None else None, seconds)  # fmt: skip
+        raise RecordsLost("a machine has events, and is not there itself")
+    size, began = machine.size, machine.launched or machine.created
+    seconds = max(0, ceil(now - began)) if machine.is_live else machine.charged
+    return Usage(machine.id, lease.id, lease.owner, lease.group, lease.wanted.image_of(machine.index), size.cpus, size.memory,
+                 size.disk, began, machine.ended, seconds)  # fmt: skip

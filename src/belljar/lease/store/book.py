@@ -104,11 +104,6 @@ class Book:
         rows = self._execute(query, (after, *of, limit))
         return [(position, decoded(Event, text)) for position, text in rows]
 
-    def events_of(self, owner: str, since: float) -> list[Event]:
-        """For an owner's machines that live, or ended *since* then, and of their leases; of everybody's where *owner* is ""."""
-        of = "SELECT lease FROM instances WHERE (owner = ? OR ? = '') AND (live = 1 OR ended >= ?)"
-        return self._values(Event, f"FROM events WHERE lease IN ({of}) ORDER BY position", owner, owner, since)
-
     # -- what owners have, and had -------------------------------------------------------------------------------------
 
     def sums(self, owner: str, since: float = 0.0) -> Sums:
@@ -119,8 +114,9 @@ class Book:
         return Sums(*map(int, found))
 
     def machines(self, owner: str, since: float) -> list[Instance]:
-        """For an owner: those that live, and those that ended *since* then, by creation."""
-        found = self._values(Instance, "FROM instances WHERE owner = ? AND (live = 1 OR ended >= ?)", owner, since)
+        """For an owner, or everybody: those that live, and those that ended *since* then, by creation."""
+        where = "(owner = ? OR ? = '') AND (live = 1 OR ended >= ?)"
+        found = self._values(Instance, f"FROM instances WHERE {where}", owner, owner, since)
         return sorted(found, key=lambda one: (one.created, one.lease, one.index))
 
     def forget_consoles(self, ended_before: float) -> None:
