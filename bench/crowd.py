@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -30,10 +30,9 @@ from belljar.host.files import write_whole
 from belljar.lease import Cause, InstanceState, jobfile
 from belljar.lease.jobfile import JobFile
 from belljar.lease.orders import Do, Report, Tell
-from belljar.lease.protocol import PILOT, SERVICE, Connection, Opening, nonce
+from belljar.lease.protocol import HEAD, Message, Opening, frame
 from belljar.lease.service.channel import BACKLOG
 from belljar.model import dumps, to_json
-from belljar.records import replace
 from belljar.service.credentials.certificates import own_certificate
 
 Row = dict[str, float]
@@ -41,12 +40,19 @@ I = InstanceState  # noqa: E741
 LONGEST = 120.0  # seconds without a word of the service
 
 
+def whole(buffer: bytearray) -> Iterator[Message]:
+    """The messages that are whole in it."""
+    while len(buffer) >= (end := HEAD + int.from_bytes(buffer[:HEAD], "big")) > HEAD:
+        yield json.loads(buffer[HEAD:end])
+        del buffer[:end]
+
+
 class Pilot:
     """Its machine is up at once, and gone at once."""
 
     def __init__(self, job: JobFile, rank: int, context: ssl.SSLContext) -> None:
         self.job, self.rank, self._context, self._name = job, rank, context, os.urandom(16).hex()
-        self.connection = Connection(PILOT, lambda _: job.secret)
+        self._buffer = bytearray()
         self.seq = self.acked = self.seen = self.messages = self.known = 0
         self.orders = dict[str, str]()  # the last of each kind: its machine
         self.end: ssl.SSLSocket
@@ -67,26 +73,23 @@ class Pilot:
             return
         if sha256(self.end.getpeercert(binary_form=True) or b"").hexdigest() != self.job.pin:
             sys.exit("another certificate than the job file's")
-        own = Opening(self.job.lease, self.rank, self.job.attempt, self._name, nonce())
-        self.end.send(self.connection.open(own))
+        self.end.send(Opening(self.job.lease, self.rank, self.job.attempt, self._name).frame(self.job.secret))
 
     def hear(self, data: bytes) -> None:
-        was_known = self.connection.peer is not None
-        for message in self.connection.receive(data):
+        self._buffer += data
+        for message in whole(self._buffer):
             self.messages += 1
-            self.acked = max(self.acked, message["ack"])
+            self.acked = max(self.acked, message.get("ack", 0))
             self.seen = max(self.seen, message.get("seq", 0))
             if order := message.get("order"):
                 self.orders[order["do"]] = order["instance"]
-        if not was_known and self.connection.peer is not None:
-            self.end.send(self.connection.send({"ack": 0}))
 
     def tell(self, tell: Tell, *, numbered: bool = False, **facts: Any) -> bytes:
         """The frame."""
         self.seq += numbered
         seq = self.seq if numbered else 0
         report = Report(tell, self.job.lease, self.job.attempt, self.rank, self._name, seq, time.time(), **facts)
-        return self.connection.send({"seq": seq, "ack": self.seen, "report": to_json(report)})
+        return frame({"seq": seq, "ack": self.seen, "report": to_json(report)})
 
     # -- words: what it says, after which it waits for something ------------------------------------------------------------
 
@@ -112,10 +115,7 @@ class Pilot:
 
 Says, Waits = Callable[[Pilot], list[bytes]], Callable[[Pilot], bool]
 WORDS: dict[str, tuple[Says, Waits]] = {
-    "connect": (
-        Pilot.nothing,
-        lambda one: one.messages > 0,
-    ),  # the service has proof that it speaks now, and has said so
+    "connect": (Pilot.nothing, lambda one: one.messages > 0),  # the service knows who it is, and has said so
     "hello": (Pilot.hello, lambda one: bool(one.orders)),
     "ordered": (Pilot.nothing, lambda one: Do.START.value in one.orders),
     "run": (Pilot.run, lambda one: one.acked >= one.seq),
@@ -147,8 +147,8 @@ class Pilots:
                 one.connect()
                 self._by_end[one.end.fileno()] = one
                 self._ready.register(one.end, select.EPOLLIN)
-            for frame in mine:
-                one.end.send(frame)
+            for said in mine:
+                one.end.send(said)
         at = {one: begin for one in self._all if waits(one)}
         while len(at) < len(self._all):
             ends = self._ready.poll(0 if self._arrived else LONGEST)
@@ -214,20 +214,20 @@ class Bare(asyncio.Protocol):
     """A service that answers a frame by a frame, with nothing behind it. What this takes, asyncio and TLS take on this host."""
 
     def __init__(self, key: bytes) -> None:
-        self._connection, self._sent = Connection(SERVICE, lambda _: key), 0
+        self._key, self._buffer, self._sent = key, bytearray(), 0
 
     def connection_made(self, transport: Any) -> None:
         self._write: Callable[[bytes], None] = transport.write
 
     def data_received(self, data: bytes) -> None:
-        is_new = self._connection.peer is None
-        messages = self._connection.receive(data)
-        if is_new and (peer := self._connection.peer) is not None:
-            self._write(self._connection.open(replace(peer, instance="", nonce=nonce())))
-        for one in messages:
+        self._buffer += data
+        for one in whole(self._buffer):
+            if "proof" in one:
+                self._write(Opening(one["lease"], one["slot"]).frame(self._key))
+                continue
             self._sent += "report" in one
             order = {"seq": self._sent, "order": {"do": Do.WAIT.value, "instance": ""}} if "report" in one else {}
-            self._write(self._connection.send({"ack": 0, **order}))
+            self._write(frame({"ack": 0, **order}))
 
 
 async def bare(folder: Path, count: int) -> tuple[Row, Row]:

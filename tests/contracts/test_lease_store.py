@@ -21,7 +21,6 @@ from belljar.lease import (
     Size,
     Tag,
     Tell,
-    Token,
     Wanted,
 )
 from belljar.lease.decisions.case import Case
@@ -67,7 +66,7 @@ def test_a_text_that_cannot_be_kept_is_who_sent_its_mistake_and_not_the_records(
     with suppress(ValueError):
         assert store.read(lambda book: book.get(Lease, id)) is None
     with suppress(ValueError):
-        store.write(lambda book: book.put(Token("ada", id, "", "r-1")))
+        store.write(lambda book: book.put(Tag("r-1", id, "", "ada")))
 
 
 def test_every_move_is_an_event_and_no_other_move_is_written(store: Store) -> None:
@@ -125,20 +124,6 @@ def test_a_value_is_dropped_and_found_by_its_columns(store: Store) -> None:
     assert store.read(lambda book: book.find(Tag, resource="i-1")) == tags[:2]
     store.write(lambda book: book.drop(Tag, tags[0].id))
     assert store.read(lambda book: book.find(Tag, owner="ada")) == tags[1:2]
-
-
-def test_tokens_are_forgotten_when_their_leases_ended_long_ago(store: Store) -> None:
-    def some(book: Book) -> None:
-        for name, state, since in (
-            ("r-1", LeaseState.QUEUED, 1.0),
-            ("r-2", LeaseState.FAILED, 10.0),
-            ("r-3", LeaseState.FAILED, 90.0),
-        ):
-            book.put(replace(new(name).lease, state=state, since=since), Token("ada", f"t {name}", "d", name))
-
-    store.write(some)
-    store.write(lambda book: book.forget_tokens(50.0))
-    assert [one.lease for one in store.read(lambda book: book.find(Token))] == ["r-1", "r-3"]
 
 
 def test_ten_that_ask_at_once_never_pass_a_limit(store: Store) -> None:

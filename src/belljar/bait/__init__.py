@@ -21,23 +21,34 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from belljar.host.values import Form
 from belljar.model import GIB, MIB, setting
 from belljar.records import dataclass
 
 Pairs = tuple[tuple[str, str], ...]
+SYSTEMS = ("slurm", "gridengine")  # that machines join by themselves
+NEVER, SAME_USER, SAME_GROUP = "never", "same-user", "same-group"
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+WORD = Form(_NAME, "cannot be a name", "letters, digits, `.`, `_` and `-`")
+NODE = Form(f"{_NAME}(@{_NAME})?", WORD.otherwise, WORD.as_in)  # a bait may be a queue on a host
+BRIDGE = Form(r"[A-Za-z0-9._-]{1,15}", "is not the name of a bridge", 'as in networks = { open = "br0" }')
 
 
 @dataclass(frozen=True)
 class Settings:
     """`[bait]` in bait.toml."""
 
-    name: str = setting("", "the bait's name in the batch system, NodeName or QUEUE@HOST; empty: this host's")
+    name: str = setting(
+        "", "the bait's name in the batch system, NodeName or QUEUE@HOST; empty: this host's", form=NODE
+    )
     also: tuple[str, ...] = setting((), "further baits of this host (`slurmd -N`), for jobs of several nodes")
-    system: str = setting("slurm", "the batch system: slurm or gridengine")
-    queue: str = setting("belljar", "partition or queue that machines join; closed to users")
-    feature: str = setting("belljar", "feature of all these nodes, of which the partition's NodeSet is made")
+    system: str = setting("slurm", "the batch system: slurm or gridengine", choices=SYSTEMS)
+    queue: str = setting("belljar", "partition or queue that machines join; closed to users", form=WORD)
+    feature: str = setting("belljar", "feature of all these nodes, of which the partition's NodeSet is made", form=WORD)
     images: tuple[str, ...] = setting((), "required: images that may become nodes; the first is the default")
-    networks: Pairs = setting((), 'table: network class -> bridge, `open = "br0"`; the first is the default')
+    networks: Pairs = setting(
+        (), 'table: network class -> bridge, `open = "br0"`; the first is the default', form=BRIDGE
+    )
     closed: tuple[str, ...] = setting((), "classes whose nodes reach only `services` and each other")
     services: tuple[str, ...] = setting((), "what every node reaches: ADDRESS[/PREFIX][:PORT[/tcp|udp]]")
     shares: tuple[str, ...] = setting((), "host folders in every node, `SRC[:DST][:ro|rw]`")
@@ -62,7 +73,10 @@ class Settings:
     settle: float = setting(0.0, "how long a node is known before its job is moved there", unit="seconds")
     gone_after: float = setting(60.0, "a job that has not been named for so long has ended", unit="seconds")
     delay: float = setting(30.0, "how long a job waits that goes back", unit="seconds", minimum=0)
-    cache: str = setting("never", "whose jobs may use a machine again: `never`, `same-user`, `same-group`")
+    cache: str = setting(
+        NEVER, "whose jobs may use a machine again: `never`, `same-user`, `same-group`",
+        choices=(NEVER, SAME_USER, SAME_GROUP),
+    )  # fmt: skip
     cache_age: float = setting(3600.0, "an older machine serves no further job", unit="seconds", minimum=1)
     cache_uses: int = setting(10, "how many jobs one machine serves", minimum=1)
     cycle: float = setting(2.0, "between two looks at the batch system", unit="seconds", minimum=0.1)

@@ -12,12 +12,11 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from belljar.bait import Settings
+from belljar.bait import NEVER, Settings
 from belljar.bait.acts import ASKERS, RELEASES, Acts, Run, command
 from belljar.bait.arrivals import Answer, listening
 from belljar.bait.decisions import cache, decide
@@ -27,17 +26,16 @@ from belljar.bait.decisions.parts import invitation, refusal
 from belljar.bait.decisions.step import KEEPING, STARTING, Act, BaitState, Entry, Seen, State, is_moving
 from belljar.bait.journal import Journal, Status, order, read_status, show_status
 from belljar.bait.machines.keeper import Machines, feature_of, line_of
-from belljar.errors import BelljarError, HostError
-from belljar.host.files import private_folder
-from belljar.host.locks import try_lock
+from belljar.errors import BelljarError
 from belljar.host.threads import in_thread
 from belljar.pool import JobState, JobView, NodeView, Pool
 from belljar.records import replace
+from belljar.service import kept
+from belljar.service.streams import at_most
 from belljar.service.systemd import serving
 from belljar.service.telling import Tell, Troubles
 
 V = TypeVar("V")
-LOCK = "lock"
 SOON = 0.3  # seconds to the next look after something was done: what it does shows a moment later
 WAITED = 5.0  # seconds after which a machine that is not claimed is said to wait for its image
 TAKEN_BACK = 30.0  # seconds in which a job that arrived is off the bait
@@ -48,13 +46,8 @@ async def serve(
     settings: Settings, folder: Path, pool: Pool, keeper: Machines, tell: Tell, judge: decide.Judge
 ) -> None:
     """A bait until TERM or INT. Raises HostError where another one works in this folder."""
-    lock = try_lock(private_folder(folder) / LOCK)
-    if lock is None:
-        raise HostError(f"{folder}: another bait works here", hint="One on a host, or each with its own --state.")
-    try:
+    with kept.alone(folder, "bait"):
         await Daemon(settings, folder, pool, keeper, tell, judge).run()
-    finally:
-        lock.release()
 
 
 class Daemon:
@@ -96,9 +89,7 @@ class Daemon:
             with self._troubles.noted("look"):
                 is_moving = await self.look()
             soon = max(SOON, self._clock() - begin)  # a batch system that is slow to answer is asked less often
-            with suppress(TimeoutError):
-                async with asyncio.timeout(soon if is_moving else self.settings.cycle):
-                    await self._wake.wait()
+            await at_most(soon if is_moving else self.settings.cycle, self._wake.wait())
             self._wake.clear()
 
     async def _follow(self) -> None:
@@ -327,7 +318,7 @@ class Daemon:
         """Machines to the job whose turn it is: new ones by their names, or kept ones, which change hands in one line."""
         entries, settings, entry, now = self.journal.entries, self.settings, self.journal.entries[job.id], seen.now
         terms = None
-        if settings.cache != cache.NEVER and set(entry.on) <= set(settings.names):
+        if settings.cache != NEVER and set(entry.on) <= set(settings.names):
             terms = cache.terms_of(job, self._keeper.image(job), settings)
         turn = cache.with_machines(turn, entries.values(), terms, decide.share_of(entry, job, settings), room)
         for name in turn.ending:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from belljar.bait import Settings
+from belljar.bait import NEVER, Settings
 from belljar.bait.cloud import rule as rule_of_placement
-from belljar.bait.decisions.cache import NEVER, POLICIES
 from belljar.bait.machines.keeper import feature_of
-from belljar.batch import names
 from belljar.errors import BadSetting
 from belljar.host.guard.egress import rule
 from belljar.host.toml import Mistake
@@ -22,10 +19,6 @@ from belljar.service.tables import blame, keys_of, read_values
 
 FILE = Path("/etc/belljar/bait.toml")
 TABLE = "bait"
-WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-INTERFACE = re.compile(r"[A-Za-z0-9._-]{1,15}")
-INSTANCE = re.compile(f"{WORD.pattern}(@{WORD.pattern})?")  # a bait may be a queue on a host
-BUILT = ("slurm", "gridengine")  # systems that machines join by themselves
 
 
 def load(path: Path = FILE) -> Settings:
@@ -34,10 +27,9 @@ def load(path: Path = FILE) -> Settings:
     tables, values = read_values([path], {TABLE: keys_of((Settings,), TABLE)}, (), mistakes)
     settings = Settings(**values[TABLE])
     settings = replace(settings, name=settings.name or os.uname().nodename.partition(".")[0])
-    if settings.system in BUILT:
-        others = load_pool(settings.system).defaults
-        settings = replace(settings, **{key: value for key, value in others.items() if key not in tables[TABLE]})
-    if not mistakes:
+    others = load_pool(settings.system).defaults
+    settings = replace(settings, **{key: value for key, value in others.items() if key not in tables[TABLE]})
+    if all(one.key for one in mistakes):  # the file could be read
         blame(path, tables, ((TABLE, wrong) for wrong in _wrongs(settings)), mistakes)
     if mistakes:
         raise BadSetting.of(tuple(mistakes), hint="Correct the file, then start the bait again.")
@@ -51,22 +43,13 @@ def pool_of(settings: Settings) -> Pool:
 
 
 def _wrongs(settings: Settings) -> Iterator[tuple[str, str, str]]:
-    if settings.system not in BUILT:
-        known = "belljar makes no worker nodes for it" if settings.system in names() else "no such batch system"
-        yield "system", f"{settings.system}: {known}", f"one of {', '.join(BUILT)}"
-    else:
-        try:
-            pool_of(settings)
-        except ValueError as exc:
-            key, what, hint = exc.args
-            yield key, what, hint
-    for key, form in {"name": INSTANCE, "queue": WORD, "feature": WORD}.items():
-        if not form.fullmatch(getattr(settings, key)):
-            yield key, f"{getattr(settings, key)[:60]!r} cannot be a name", "letters, digits, `.`, `_` and `-`"
+    try:
+        pool_of(settings)
+    except ValueError as exc:
+        key, what, hint = exc.args
+        yield key, what, hint
     if settings.cache != NEVER and settings.system != "slurm":
         yield "cache", f"{settings.system}: a machine serves one job", f'cache = "{NEVER}"'
-    if settings.cache not in POLICIES:
-        yield "cache", f"{settings.cache[:60]!r} is not a policy", f"one of {', '.join(POLICIES)}"
     if not settings.images:
         yield "images", "is missing", 'as in images = ["worker"]: only images of the site may become nodes'
     for line in settings.placement:
@@ -85,8 +68,5 @@ def _wrongs(settings: Settings) -> Iterator[tuple[str, str, str]]:
         if name not in dict(settings.networks):
             known = ", ".join(dict(settings.networks)) or "none"
             yield "closed", f"{name[:60]!r} is not one of `networks`", f"one of {known}"
-    for name, bridge in settings.networks:
-        if not INTERFACE.fullmatch(bridge):
-            yield "networks", f"{name} = {bridge[:60]!r}: not the name of a bridge", 'as in networks = { open = "br0" }'
     if not settings.networks:
         yield "networks", "is missing", 'as in networks = { open = "br0" }: a node is reached by the batch system'

@@ -27,7 +27,7 @@ from belljar.records import dataclass
 __all__ = [
     "LARGEST_CONSOLE", "LARGEST_USER_DATA", "OLD_PILOT", "AccessKey", "Cause", "Console", "Do", "Event", "Facts", "Instance", "InstanceState",
     "KeyPair", "Lease", "LeaseState", "MachineOrder", "Order", "Pairs", "Report", "Settings", "Size", "Slot", "SlotState", "Tag",
-    "Tell", "Token", "Wanted", "new_id",
+    "Tell", "Wanted", "new_id",
 ]  # fmt: skip
 
 Pairs = tuple[tuple[str, str], ...]
@@ -113,7 +113,7 @@ class Wanted:
     key: str = ""  # name of the owner's key pair
     user_data: bytes = b""
     tags: Pairs = ()  # of each instance
-    token: str = ""
+    token: str = ""  # the same request with it may be sent again: the same lease is told, and none is made
     preemptible: bool = False  # its job is in `lease.preemptible_queue`
     per_node: int = 1  # so many machines share a node
     images: tuple[str, ...] = ()  # of each machine in its order, where not all have `image`
@@ -153,6 +153,7 @@ class Lease:
     missing: float | None = None  # since when the batch system has not known its job
     shunned: tuple[str, ...] = ()  # nodes that failed it
     expected: float | None = None  # when the batch system thinks that it starts
+    digest: str = ""  # of what was asked for
 
     @property
     def is_live(self) -> bool:
@@ -236,7 +237,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class Event:
-    """A move of a lease, slot or instance. Never changed. Accounting derives from them."""
+    """A move of a lease, slot or instance. Never changed. By them accounting finds what ended."""
 
     lease: str
     of: str  # id of what moved
@@ -276,20 +277,6 @@ class Tag:
     @property
     def id(self) -> str:
         return f"{self.resource} {self.key}"
-
-
-@dataclass(frozen=True)
-class Token:
-    """A request that may be sent again: the same lease is told, and none is made."""
-
-    owner: str
-    token: str
-    digest: str  # of what was asked for
-    lease: str
-
-    @property
-    def id(self) -> str:
-        return f"{self.owner} {self.token}"
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,22 @@
-"""What owners may read: why a request would be denied, what they used, how a lease went. Nothing is changed."""
+"""What owners may read: why a request would be denied, what they used, how a lease went. Nothing is changed. Sums are rounded up."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from math import ceil
 from typing import Any
 
-from belljar.errors import BadRequest, BelljarError, LeaseDenied, NotPermitted
-from belljar.lease import Event, Wanted
+from belljar.errors import BadRequest, BelljarError, LeaseDenied, NotPermitted, RecordsLost
+from belljar.lease import Event, Instance, Lease, Wanted
 from belljar.lease.decisions.margins import fitting
 from belljar.lease.decisions.policy import checks, policy_of
 from belljar.lease.desk import Desk, Owner, case_of
 from belljar.lease.store import Book
-from belljar.lease.usage import over, used
-from belljar.model import to_json
+from belljar.model import GIB, to_json
 
 Asked = dict[str, Any]
+MOST = 500  # events of one answer
 
 
 class Clerk:
@@ -63,14 +64,13 @@ class Clerk:
         permit(owner == asker.name, asker, f"usage of {owner[:40] or 'all'}")
         now = self._desk.now()
         since = now - number(asked, "back") if asked.get("back") else 0.0
-        found = self._desk.store.read(lambda book: used(book, now, owner, since))
-        return {"machines": [to_json(one) | one.sums for one in found]}
+        return {"machines": self._desk.store.read(lambda book: used(book, now, owner, since))}
 
     def _over(self, asker: Owner, asked: Asked) -> Asked:
         """For all that ended behind a position, and the next one."""
         permit(False, asker, "records of all")
         found, position = self._desk.store.read(lambda book: over(book, str(asked.get("after") or "")))
-        return {"machines": [to_json(one) | one.sums for one in found], "position": position}
+        return {"machines": found, "position": position}
 
     def _events(self, owner: Owner, asked: Asked) -> Asked:
         """For a lease, behind a position, oldest first."""
@@ -94,3 +94,36 @@ def permit(is_own: bool, asker: Owner, what: str) -> None:
     """Raises NotPermitted."""
     if not is_own and not asker.rules:
         raise NotPermitted(f"{what}: {asker.name} may ask for their own; root and the service's account for others'")
+
+
+def used(book: Book, now: float, owner: str = "", since: float = 0.0) -> list[Asked]:
+    """By an owner, or everybody: machines that run, and those that ended *since* then. What never ran is not there."""
+    return [_usage(book, one, now) for one in book.machines(owner, since) if one.launched is not None]
+
+
+def over(book: Book, after: str) -> tuple[list[Asked], str]:
+    """Machines that ended behind this position of the events ("": from the first on), and the next position; the same one where there
+    is nothing new. Where these are not the records that the position is of, as they were of an older day, all are told again."""
+    number, _, wall = after.partition(":")
+    position = int(number) if number.isdecimal() and len(number) < 19 else 0
+    here = book.events(position - 1, limit=1) if position else []
+    if not here or (here[0][0], str(here[0][1].wall)) != (position, wall):
+        position = 0
+    events = book.events(position, limit=MOST)
+    found = [_usage(book, book.get(Instance, one.of), 0.0) for _, one in events if one.charged]
+    return found, f"{events[-1][0]}:{events[-1][1].wall}" if events else after
+
+
+def _usage(book: Book, machine: Instance | None, now: float) -> Asked:
+    """Of one machine, as its lease describes it. Sizes in bytes, durations in seconds."""
+    lease = book.get(Lease, machine.lease) if machine is not None else None
+    if machine is None or lease is None:
+        raise RecordsLost("a machine has events, and is not there itself")
+    size, began = machine.size, machine.launched or machine.created
+    seconds = max(0, ceil(now - began)) if machine.is_live else machine.charged
+    return {
+        "machine": machine.id, "lease": lease.id, "owner": lease.owner, "group": lease.group,
+        "image": lease.wanted.image_of(machine.index), "cpus": size.cpus, "memory": size.memory, "disk": size.disk,
+        "began": began, "ended": machine.ended, "seconds": seconds, "core_seconds": size.cpus * seconds,
+        "gb_seconds": -(-size.memory * seconds // GIB), "vm_minutes": -(-seconds // 60),
+    }  # fmt: skip

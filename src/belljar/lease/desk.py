@@ -13,7 +13,7 @@ from contextlib import nullcontext, suppress
 from hashlib import sha256
 
 from belljar.errors import BadRequest, LeaseDenied, MachineBusy, NoSuchKeyPair, NoSuchLease, OverLimit
-from belljar.lease import LARGEST_USER_DATA, Instance, KeyPair, Lease, Pairs, Settings, Slot, Tag, Token, Wanted, new_id
+from belljar.lease import LARGEST_USER_DATA, Instance, KeyPair, Lease, Pairs, Settings, Slot, Tag, Wanted, new_id
 from belljar.lease.belongings import owned
 from belljar.lease.decisions import policy as policies
 from belljar.lease.decisions.advance import drained
@@ -88,7 +88,7 @@ class Desk:
 
         def change(book: Book) -> Made:
             book.lock(f"owner {owner.name}")
-            if found := _by_token(book, owner, asked.token, digest):
+            if asked.token and (found := self._by_token(book, owner, asked.token, digest)):
                 return found
             lease, instances = self._written(book, owner, self.allowed(book, owner, wanted), digest)
             also(book, lease)
@@ -166,7 +166,9 @@ class Desk:
     def _written(self, book: Book, owner: Owner, wanted: Wanted, digest: str) -> Made:
         now = self.now()
         deadline = now + self.settings.queue_time
-        lease = Lease(new_id("r"), owner.name, wanted, group=owner.group, created=now, since=now, deadline=deadline)
+        lease = Lease(
+            new_id("r"), owner.name, wanted, group=owner.group, created=now, since=now, deadline=deadline, digest=digest
+        )
         instances = [
             Instance(new_id("i"), lease.id, index, owner.name, wanted.size_of(index), wanted.seconds, created=now, since=now,
                      address=address_of(self.settings, wanted.network, index))
@@ -174,9 +176,19 @@ class Desk:
         ]  # fmt: skip
         book.save(None, Case(lease, tuple(instances)), now)
         book.put(*(Tag(one.id, key, value, owner.name) for one in instances for key, value in wanted.tags))
-        if wanted.token:
-            book.put(Token(owner.name, wanted.token, digest, lease.id))
         return lease, instances
+
+    def _by_token(self, book: Book, owner: Owner, token: str, digest: str) -> Made | None:
+        """What was made for it. Raises LeaseDenied where that was another request."""
+        since, leases = self.now() - self.settings.token_time, book.find(Lease, owner=owner.name)
+        for lease in (one for one in leases if one.wanted.token == token and (one.is_live or one.since >= since)):
+            if lease.digest != digest:
+                what = f"token {token!r} was given with another request, which is lease {lease.id}"
+                raise LeaseDenied(
+                    what, code="IdempotentParameterMismatch", hint="Use a new token for each new request."
+                )
+            return lease, sorted(book.find(Instance, lease=lease.id), key=lambda one: one.index)
+        return None
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
@@ -303,20 +315,6 @@ class Desk:
 
 def _digest(asked: Wanted) -> str:
     return sha256(dumps(replace(asked, token=""))).hexdigest()
-
-
-def _by_token(book: Book, owner: Owner, token: str, digest: str) -> Made | None:
-    known = book.get(Token, f"{owner.name} {token}") if token else None
-    if known is None:
-        return None
-    if known.digest != digest:
-        raise LeaseDenied(
-            f"token {token!r} was given with another request, which is lease {known.lease}",
-            code="IdempotentParameterMismatch", hint="Use a new token for each new request.",
-        )  # fmt: skip
-    lease = book.get(Lease, known.lease)
-    machines = sorted(book.find(Instance, lease=known.lease), key=lambda one: one.index)
-    return None if lease is None else (lease, machines)
 
 
 def _stopping(one: Instance, now: float) -> Instance:

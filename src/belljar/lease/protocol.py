@@ -1,35 +1,29 @@
-"""The pilots' channel, without a socket: bytes in, messages out. Pure.
+"""What goes over a pilot's connection. Frames are u32 length (big-endian) and a JSON object.
 
-    frame      u32 length (big-endian), HMAC-SHA256, JSON object
-    opening    the first frame of each side, under the lease's key: who it is, a nonce, the last message it has seen
-    after it   under a key of this connection, this direction and this frame's number
+TLS keeps them whole, secret and in order, and the pilot knows the certificate of the other side beforehand. The first frame of each
+side is its opening: who it is, the last message it has seen, and a proof that it has the lease's key.
 
-A frame that was changed, left out, moved, or sent before ends the connection; what it carried comes again by the next one. Messages
-are numbered from 1 in each direction and kept until the other side has seen them, so each arrives once and in order, whatever
+Messages are numbered from 1 in each direction and kept until the other side has seen them, so each arrives once and in order, whatever
 happens to connections. A message without a number tells of a moment, and nobody misses it afterwards."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
-import os
-import re
 from collections.abc import Callable
 from hashlib import sha256
 from typing import Any
 
-from belljar.model import to_json
+from belljar.model import dumps, to_json
 from belljar.reading import from_json
 from belljar.records import dataclass, field
 
-VERSION = 1
+VERSION = 2
 LARGEST = 4 << 20  # bytes of a frame
 LARGEST_OPENING = 4096
-HEAD, MAC = 4, 32
-LONGEST = 128  # characters of one value of an opening
+HEAD = 4
 LEAST = {"slot": 0, "attempt": 0, "seen": 0}
-PILOT, SERVICE = "pilot", "service"
-NONCE = re.compile(r"[0-9a-f]{32}")
 Message = dict[str, Any]
 
 
@@ -51,132 +45,52 @@ class Opening:
     slot: int
     attempt: int = 1
     instance: str = ""
-    nonce: str = ""
     seen: int = 0  # number of the last message of the other side that it has
     stream: str = ""
 
+    def frame(self, key: bytes) -> bytes:
+        return frame({"v": VERSION, "proof": self._proof(key), **to_json(self)})
+
     @classmethod
-    def read(cls, value: Message) -> Opening:
-        """Raises Broken."""
-        if value.pop("v", None) != VERSION:
+    async def heard(cls, reader: asyncio.StreamReader, key_of: Callable[[Opening], bytes | None]) -> Opening:
+        """The other side's. *key_of*: the lease's key for what it says; None refuses it. Raises EOFError, OSError, Broken."""
+        facts = await receive(reader, LARGEST_OPENING)
+        version, proof = facts.pop("v", None), str(facts.pop("proof", ""))
+        if version != VERSION:
             raise Broken(f"another version of the channel than {VERSION}, which is spoken here")
         try:
-            found: Opening = from_json(cls, value, least=LEAST)
+            said: Opening = from_json(cls, facts, least=LEAST)
         except ValueError as exc:
             raise Broken(f"an opening: {exc}") from exc
-        if not NONCE.fullmatch(found.nonce) or max(len(str(one)) for one in value.values()) > LONGEST:
-            raise Broken("an opening without a nonce, or with a text that is too long")
-        return found
+        key = key_of(said)
+        if key is None or not hmac.compare_digest(said._proof(key).encode(), proof.encode("utf-8", "replace")):
+            raise Broken("an opening under another key")
+        return said
+
+    def _proof(self, key: bytes) -> str:
+        return _mac(key, b"opening", dumps(self)).hex()
 
 
-def nonce() -> str:
-    return os.urandom(16).hex()
+def frame(message: Message) -> bytes:
+    body = json.dumps(message, separators=(",", ":")).encode()
+    if len(body) > LARGEST:
+        raise Broken(f"a message of {len(body)} bytes")
+    return len(body).to_bytes(HEAD, "big") + body
 
 
-class Connection:
-    """One side of one connection. *key_of* gives the lease's key for what the other side says first; None refuses it."""
-
-    def __init__(self, role: str, key_of: Callable[[Opening], bytes | None]) -> None:
-        self._role, self._other = role, SERVICE if role == PILOT else PILOT
-        self._key_of = key_of
-        self._buffer = bytearray()
-        self._keys, self._counts = dict[str, bytes](), {PILOT: 0, SERVICE: 0}  # of messages, by who sends them
-        self._first = b""  # the pilot's opening
-        self._own: Opening | None = None
-        self.peer: Opening | None = None
-        self.is_raw = False  # the other side has said that bytes follow, not frames
-
-    @property
-    def is_proved(self) -> bool:
-        """The other side has shown that it speaks now: its opening alone may be an old one."""
-        return self._counts[self._other] > 0
-
-    def open(self, own: Opening) -> bytes:
-        """This side's opening. The service's comes after the pilot's."""
-        key = self._key_of(self.peer or own)
-        if key is None or self._own is not None:
-            raise Broken("no such lease")
-        self._own, body = own, _dump({"v": VERSION, **to_json(own)})
-        frame = _frame(self._proof(key, self._role, body), body)
-        self._agree(key)
-        return frame
-
-    def send(self, message: Message) -> bytes:
-        if not self._keys:
-            raise Broken("nothing can be said before the openings")
-        body = _dump(message)
-        if len(body) > LARGEST - MAC:
-            raise Broken(f"a message of {len(body)} bytes")
-        frame = _frame(self._mac_of(self._role, body), body)
-        self._counts[self._role] += 1
-        return frame
-
-    def receive(self, data: bytes) -> list[Message]:
-        """The messages that are whole with this. The first one of all is the other side's opening: see `peer`. Raises Broken, and
-        then at each call."""
-        self._buffer += data
-        found = list[Message]()
-        try:
-            while not self.is_raw and (frame := self._next()) is not None:
-                found += self._read(frame[:MAC], frame[MAC:])
-        except Broken:
-            self._buffer[:] = b"\xff" * HEAD
-            raise
-        return found
-
-    def rest(self) -> bytes:
-        """What has come behind the last frame that was read, for a connection that is raw from now on."""
-        data, self._buffer = bytes(self._buffer), bytearray()
-        return data
-
-    # -- inside --------------------------------------------------------------------------------------------------------
-
-    def _next(self) -> bytes | None:
-        """A frame, once it is whole."""
-        if len(self._buffer) < HEAD:
-            return None
-        length = int.from_bytes(self._buffer[:HEAD], "big")
-        if not MAC < length <= (LARGEST if self.peer is not None else LARGEST_OPENING):
+async def receive(reader: asyncio.StreamReader, largest: int = LARGEST) -> Message:
+    """The next message. Raises EOFError, OSError, Broken."""
+    try:
+        if (length := int.from_bytes(await reader.readexactly(HEAD), "big")) > largest:
             raise Broken(f"a frame of {length} bytes")
-        if len(self._buffer) < HEAD + length:
-            return None
-        frame = bytes(self._buffer[HEAD : HEAD + length])
-        del self._buffer[: HEAD + length]
-        return frame
-
-    def _read(self, mac: bytes, body: bytes) -> list[Message]:
-        if self.peer is None:
-            opening = Opening.read(_load(body))
-            key = self._key_of(opening)
-            if key is None or not hmac.compare_digest(self._proof(key, self._other, body), mac):
-                raise Broken("an opening under another key")
-            self.peer = opening
-            self._agree(key)
-            return []
-        if not self._keys:
-            raise Broken("a message before this side's opening")
-        if not hmac.compare_digest(self._mac_of(self._other, body), mac):
-            raise Broken("a frame that the other side did not send now")
-        self._counts[self._other] += 1
-        message = _load(body)
-        self.is_raw = "stream" in message
-        return [message]
-
-    def _proof(self, key: bytes, who: str, body: bytes) -> bytes:
-        """For an opening. The service's is an answer to the pilot's."""
-        before, self._first = (b"", body) if who == PILOT else (self._first, self._first)
-        return _mac(key, who.encode(), before, body)
-
-    def _agree(self, key: bytes) -> None:
-        """On the keys of both directions, once both nonces are known."""
-        if self._own is not None and self.peer is not None:
-            said = {self._role: self._own, self._other: self.peer}
-            both = bytes.fromhex(said[PILOT].nonce + said[SERVICE].nonce)
-            self._keys = {who: _mac(key, b"sends " + who.encode(), both) for who in said}
-
-    def _mac_of(self, who: str, body: bytes) -> bytes:
-        """For their next frame."""
-        return _mac(self._keys[who], (self._counts[who] + 1).to_bytes(8, "big"), body)
+        value = json.loads(await reader.readexactly(length))
+    except asyncio.IncompleteReadError as exc:
+        raise EOFError("the connection was closed") from exc
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise Broken("a frame that is no JSON") from exc
+    if not isinstance(value, dict):
+        raise Broken("a frame that is not an object")
+    return value
 
 
 @dataclass
@@ -240,21 +154,3 @@ def number_of(message: Message, name: str) -> int:
 def _mac(key: bytes, *parts: bytes) -> bytes:
     """Each part has its length before it: no two lists of parts are the same bytes."""
     return hmac.new(key, b"".join(len(one).to_bytes(4, "big") + one for one in parts), sha256).digest()
-
-
-def _frame(mac: bytes, body: bytes) -> bytes:
-    return (MAC + len(body)).to_bytes(HEAD, "big") + mac + body
-
-
-def _dump(message: Message) -> bytes:
-    return json.dumps(message, separators=(",", ":"), sort_keys=True).encode()
-
-
-def _load(body: bytes) -> Message:
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as exc:
-        raise Broken("a frame that is no JSON") from exc
-    if not isinstance(value, dict):
-        raise Broken("a frame that is not an object")
-    return value

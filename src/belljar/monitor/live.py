@@ -25,7 +25,7 @@ from belljar.machine import CONSOLE_LOG, LOCK, OUTCOME, REQUEST, Folders, Machin
 from belljar.model import State
 from belljar.monitor import Ended, Outcomes
 from belljar.monitor.view import HOUR, Counted, Machine, Mode, Node, Values
-from belljar.service.streams import first_of
+from belljar.service.streams import at_most, first_of
 
 T = TypeVar("T")
 DAY = 86400.0  # machines that ended are counted for so long
@@ -148,9 +148,7 @@ async def look_whenever(
             for path in watched:
                 watch.add(path, IN_FOLDER if path.is_dir() else IN_FILE)
             if watched <= before:  # else something may have happened before it was watched
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(longest):
-                        await woken.wait()
+                await at_most(longest, woken.wait())
             await asyncio.sleep(PAUSE)
     finally:
         loop.remove_reader(watch.fileno())

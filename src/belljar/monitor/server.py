@@ -10,7 +10,7 @@ import hmac
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from belljar import __version__
 from belljar.host.threads import in_thread
@@ -33,7 +32,7 @@ from belljar.monitor.nodes import BROKEN, Remote
 from belljar.monitor.view import Values, view
 from belljar.service.http.server import counted, listener
 from belljar.service.senders import Askers, Budget
-from belljar.service.streams import first_of
+from belljar.service.streams import at_most, first_of
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -44,7 +43,6 @@ MOST_READERS, MOST_CONNECTIONS = 64, 256
 PAUSE = 0.25  # seconds in which changes become one piece
 SIGN_OF_LIFE = 15.0  # seconds
 STALL = 20.0  # seconds for which a reader may not read
-HEAD = 10.0  # seconds for the head of a request
 HEADERS = {  # what keeps a browser from doing more than this page needs
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -82,28 +80,22 @@ class Hub:
         """Pieces for one reader, until it goes. Raises HTTPException where there are too many readers."""
         if self.readers >= MOST_READERS:
             raise HTTPException(503, f"{MOST_READERS} readers are connected", {"Retry-After": "30"})
-        return StreamingResponse(self._counted(self._pieces(look)), media_type="text/event-stream")
-
-    async def _counted(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        self.readers += 1
-        try:
-            async for piece in pieces:
-                yield piece
-        finally:
-            self.readers -= 1
+        return StreamingResponse(self._pieces(look), media_type="text/event-stream")
 
     async def _pieces(self, look: Look) -> AsyncIterator[bytes]:
         """All sections, then those that changed, and now and then a sign of life."""
         sent = dict[str, bytes]()
-        while True:
-            changed, sections = self._changed, look()  # in this order: nothing falls between
-            new = {name: text for name, text in sections.items() if sent.get(name) != text}
-            sent = sections
-            yield b"data:%s\n\n" % joined(new) if new else b":\n\n"
-            with suppress(TimeoutError):
-                async with asyncio.timeout(SIGN_OF_LIFE):
-                    await changed.wait()
-            await asyncio.sleep(PAUSE)
+        self.readers += 1
+        try:
+            while True:
+                changed, sections = self._changed, look()  # in this order: nothing falls between
+                new = {name: text for name, text in sections.items() if sent.get(name) != text}
+                sent = sections
+                yield b"data:%s\n\n" % joined(new) if new else b":\n\n"
+                await at_most(SIGN_OF_LIFE, changed.wait())
+                await asyncio.sleep(PAUSE)
+        finally:
+            self.readers -= 1
 
 
 def joined(sections: dict[str, bytes]) -> bytes:
@@ -181,30 +173,11 @@ def listening(where: str) -> socket.socket:
     return end
 
 
-class Prompt(H11Protocol):
-    """Drops who does not send the head of a request in time. uvicorn has no such deadline."""
-
-    _late: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._late = self.loop.call_later(HEAD, transport.abort)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        is_answered = self.cycle is None or self.cycle.response_complete
-        if self._late and not is_answered:
-            self._late.cancel()
-            self._late = None
-        elif not self._late and is_answered:  # a further request has begun
-            self._late = self.loop.call_later(HEAD, self.transport.abort)
-
-
 async def serve(end: socket.socket, application: ASGIApp) -> None:
     """Until it is cancelled."""
     config = uvicorn.Config(
         application, log_config=None, log_level="critical", access_log=False, lifespan="off", server_header=False, proxy_headers=False,
-        limit_concurrency=MOST_CONNECTIONS, h11_max_incomplete_event_size=16 << 10, ws="none", http=Prompt, loop="asyncio",
+        limit_concurrency=MOST_CONNECTIONS, h11_max_incomplete_event_size=16 << 10, ws="none", http="h11", loop="asyncio",
         headers=[*HEADERS.items()],
     )  # fmt: skip
     server = uvicorn.Server(config)

@@ -264,11 +264,9 @@ class Part:
     def listen(self) -> None:
         self._ends.listen(self._carry)
 
-    async def carry(
-        self, numbers: Iterable[int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter, data: bytes = b""
-    ) -> None:
-        """Frames to and from these machines, until the connection ends; first those in *data*. Raises OSError, EOFError."""
-        senders, wire, buffer = frozenset(numbers), Wire(writer), bytearray(data)
+    async def carry(self, numbers: Iterable[int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Frames to and from these machines, until the connection ends. Raises OSError, EOFError."""
+        senders, wire, buffer = frozenset(numbers), Wire(writer), bytearray()
         self._wires.update(dict.fromkeys(senders, wire))
         try:
             while True:

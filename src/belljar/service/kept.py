@@ -1,4 +1,4 @@
-"""What a service keeps of itself in a folder: values in files that are written whole, and lines in a file that does not grow without end."""
+"""What a service keeps in a folder of its own: values in files that are written whole, and lines in a file that does not grow without end."""
 
 from __future__ import annotations
 
@@ -8,12 +8,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import BelljarError
-from belljar.host.files import append_line, read_json, write_whole
+from belljar.errors import BelljarError, HostError
+from belljar.host.files import append_line, private_folder, read_json, write_whole
+from belljar.host.locks import Lock, try_lock
 from belljar.model import dumps
 from belljar.reading import from_json
 
 LARGEST = 1 << 24  # bytes of a value
+LOCK = "lock"
+
+
+def alone(folder: Path, kind: str, *, mode: int = 0o700) -> Lock:
+    """The folder is made, and is this service's alone while it has the lock. Raises HostError."""
+    if (lock := try_lock(private_folder(folder, mode=mode) / LOCK)) is None:
+        raise HostError(f"{folder}: another {kind} works here", hint="One on a host, or each with its own --state.")
+    return lock
 
 
 def read(path: Path, kind: Any) -> Any:

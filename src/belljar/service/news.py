@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from hashlib import sha256
 from typing import Any
 
 from belljar.model import dumps
+from belljar.service.streams import at_most
 
 Answer = dict[str, Any]
 TAG = "tag"
@@ -35,6 +35,4 @@ class News:
             known = sha256(dumps(answer)).hexdigest()
             if known != tag or (left := end - clock()) <= 0:
                 return {**answer, TAG: known}
-            with suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await rung.wait()
+            await at_most(left, rung.wait())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,13 @@ async def first_of(*works: Coroutine[Any, Any, object]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def at_most(seconds: float | None, awaited: Awaitable[object]) -> None:
+    """Until it ends, or for so long."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await awaited
 
 
 class Works:
@@ -96,19 +103,6 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     while data := await reader.read(CHUNK):
         writer.write(data)
         await writer.drain()
-
-
-class StreamSource:
-    """A guest's `Source`: what has come *early*, then what comes."""
-
-    def __init__(self, reader: asyncio.StreamReader, early: bytes = b"") -> None:
-        self._reader, self._early = reader, early
-
-    async def read(self, limit: int) -> bytes:
-        if self._early:
-            data, self._early = self._early[:limit], self._early[limit:]
-            return data
-        return await self._reader.read(limit)
 
 
 class StreamSink:

@@ -16,8 +16,7 @@ from belljar.service.streams import first_of
 
 def notify(*lines: str) -> None:
     """Tell systemd, where it started us (sd_notify(3))."""
-    place = os.environ.get("NOTIFY_SOCKET", "")
-    if place:
+    if place := os.environ.get("NOTIFY_SOCKET", ""):
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
             sock.sendto("\n".join(lines).encode(), "\0" + place[1:] if place.startswith("@") else place)
 

@@ -18,7 +18,7 @@ from belljar.lease.jobfile import JobFile
 from belljar.lease.network import trunk as trunks
 from belljar.lease.network.trunk import STREAM, Trunk
 from belljar.lease.orders import Do, MachineOrder, Order, Peer, Reach
-from belljar.lease.protocol import PILOT, Connection, Opening, lease_key, nonce
+from belljar.lease.protocol import Opening, lease_key
 from belljar.model import NetworkMode
 from belljar.network import Networks, Settings
 from belljar.records import replace
@@ -186,12 +186,11 @@ async def test_a_key_of_another_lease_reaches_nothing(tmp_path: Path) -> None:
         await one.reaches(two)
 
 
-async def connect(host: Host, key: bytes, rank: int = 1, lease: str = LEASE) -> tuple[Streams, Connection]:
+async def connect(host: Host, said: bytes) -> Streams:
     """By somebody who can do what a pilot does, as far as they have its key."""
     streams = await dial(host.reach.at, host.reach.pin, "127.0.0.1")
-    connection = Connection(PILOT, lambda _: key)
-    streams[1].write(connection.open(Opening(lease, rank, nonce=nonce(), stream=STREAM)))
-    return streams, connection
+    streams[1].write(said)
+    return streams
 
 
 async def is_hung_up(streams: Streams) -> bool:
@@ -206,33 +205,24 @@ async def is_hung_up(streams: Streams) -> bool:
     return True
 
 
-async def test_openings_that_are_replayed_or_lie_are_of_no_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_openings_that_lie_are_of_no_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = Host(tmp_path / "1", 0), Host(tmp_path / "2", 1)
     key = lease_key(bytes.fromhex(KEY), LEASE)
     async with hosts(one, two):
         one.knows(two)
-        streams, connection = await connect(one, key)
-        while connection.peer is None:
-            connection.receive(await streams[0].read(4096))
-        proof = connection.send({"stream": STREAM})
-        for wrong in (b"", b"\0\0\0\1x", b"\xff" * 5000, proof[:-1] + b"!"):
-            again, other = await connect(one, key)
-            again[1].write(wrong or proof)  # what was right on another connection is wrong on this one
-            assert await is_hung_up(again), wrong
+        honest = Opening(LEASE, 1, stream=STREAM).frame(key)
+        streams = await connect(one, honest)
+        assert (await Opening.heard(streams[0], lambda _: key)).slot == 0
+        for wrong in (b"\0\0\0\1x", b"\xff" * 5000, honest[:-1] + b"!"):
+            assert await is_hung_up(await connect(one, wrong)), wrong
         for rank, lease, secret in (
             (7, LEASE, key),
             (0, LEASE, key),
             (1, "r-other", key),
             (1, LEASE, bytes.fromhex(KEY)),
         ):
-            again, other = await connect(one, secret, rank, lease)
-            again[1].write(b"")
-            if rank == 0:
-                while other.peer is None:
-                    other.receive(await again[0].read(4096))
-                again[1].write(other.send({"stream": STREAM}))
+            again = await connect(one, Opening(lease, rank, stream=STREAM).frame(secret))
             assert await is_hung_up(again), (rank, lease)
-        streams[1].write(proof)
         frame = one.mac + one.mac[:5] + b"\x02" + b"\x08\x00" + b"honest"
         lies = [
             b"\x01\xff\xff" + bytes(0xFFFF),
@@ -247,8 +237,7 @@ async def test_openings_that_are_replayed_or_lie_are_of_no_use(tmp_path: Path, m
         assert await one.hear() == b"honest"
         streams[1].transport.abort()
         monkeypatch.setattr(trunks, "GREETING", 0.2)
-        silent, _ = await connect(one, key)
-        assert await is_hung_up(silent)
+        assert await is_hung_up(await connect(one, b""))
 
 
 async def test_hosts_that_have_nothing_to_do_with_the_lease_are_not_talked_to(tmp_path: Path) -> None:

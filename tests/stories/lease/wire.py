@@ -8,7 +8,7 @@ from typing import Any
 
 from belljar.lease.jobfile import JobFile
 from belljar.lease.orders import Facts, Order, Report, Tell
-from belljar.lease.protocol import PILOT, Connection, Message, Opening, nonce
+from belljar.lease.protocol import Opening, frame, receive
 from belljar.model import GIB, to_json
 from belljar.reading import from_json
 from belljar.service.gate import dial
@@ -22,27 +22,20 @@ class Wire:
     def __init__(self, job: JobFile, rank: int = 0, pilot: str = "", **opening: Any) -> None:
         self.job, self.rank, self.pilot = job, rank, pilot or os.urandom(16).hex()
         self._opening = {"lease": job.lease, "slot": rank, "attempt": job.attempt, "instance": self.pilot, **opening}
-        self.connection = Connection(PILOT, lambda _: job.secret)
-        self._early: list[Message] = []
+        self.first: bytes | None = None  # said in place of an opening
         self.orders: list[Order] = []
         self.acked = 0
 
     async def open(self) -> Wire:
         """Raises EOFError, OSError where the service does not talk to it."""
         self.reader, self.writer = await dial(self.job.service[0], self.job.pin)
-        self.write(self.connection.open(Opening(nonce=nonce(), **self._opening)))
-        while self.connection.peer is None:
-            self._early += self.connection.receive(await self.bytes())
+        own = Opening(**self._opening).frame(self.job.secret)
+        self.write(own if self.first is None else self.first)
+        self.peer = await Opening.heard(self.reader, lambda _: self.job.secret)
         return self
 
     def write(self, data: bytes) -> None:
         self.writer.write(data)
-
-    async def bytes(self) -> bytes:
-        data = await self.reader.read(1 << 16)
-        if not data:
-            raise EOFError("the service closed the connection")
-        return data
 
     def frame(self, tell: Tell, seq: int = 0, *, ack: int = 0, **facts: Any) -> bytes:
         """A report, as it goes over the wire. *facts*: of the report, lies included."""
@@ -54,7 +47,7 @@ class Wire:
             "seq": seq,
         }
         report = Report(**{"tell": tell, "wall": 0.0, "mono": 1.0, **told, **facts})
-        return self.connection.send({"seq": seq, "ack": ack, "report": to_json(report)})
+        return frame({"seq": seq, "ack": ack, "report": to_json(report)})
 
     def say(self, tell: Tell, seq: int = 0, **facts: Any) -> None:
         self.write(self.frame(tell, seq, **facts))
@@ -66,10 +59,8 @@ class Wire:
 
     async def hears(self, limit: float = 10.0) -> list[Order]:
         """The orders of the service's next words, which may be none. Raises EOFError when it closes the connection."""
-        found, self._early = self._early, []
         async with asyncio.timeout(limit):
-            while not found:
-                found = self.connection.receive(await self.bytes())
+            found = [await receive(self.reader)]
         self.acked = max([self.acked, *(int(one.get("ack", 0)) for one in found)])
         orders: list[Order] = [from_json(Order, one["order"]) for one in found if "order" in one]
         self.orders += orders

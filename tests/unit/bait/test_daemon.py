@@ -13,18 +13,18 @@ from tests.unit.bait.plain import Plain, nothing
 
 from belljar.bait import Order, Settings
 from belljar.bait.arrivals import Answer
-from belljar.bait.daemon import LOCK, Daemon, serve
+from belljar.bait.daemon import Daemon, serve
 from belljar.bait.decisions.decide import Room
 from belljar.bait.decisions.note import Parts, write
 from belljar.bait.decisions.step import Entry, State
 from belljar.bait.journal import give_order, read, read_status
 from belljar.bait.machines.keeper import feature_of
 from belljar.errors import BadOption, CommandFailed, HostError
-from belljar.host.locks import try_lock
 from belljar.model import GIB, MIB
 from belljar.pool import JobState, JobView, NodeState, NodeView, machine_of
 from belljar.pool.slurm.nodes import SlurmPool
 from belljar.records import replace
+from belljar.service import kept
 
 SETTINGS = Settings(name="bait1", images=("worker",), networks=(("open", "br0"),), cycle=0.1)
 ROOM = Room(8 * GIB, 4, 50 * GIB, 16 * GIB, 8)
@@ -450,9 +450,6 @@ async def test_the_batch_system_is_told_that_the_bait_is_closed(house: House) ->
 
 
 async def test_one_bait_works_in_a_folder(house: House, tmp_path: Path) -> None:
-    lock = try_lock(tmp_path / LOCK)
-    assert lock is not None
     pool: Any = house.side
-    with pytest.raises(HostError, match="another bait works here"):
+    with kept.alone(tmp_path, "bait"), pytest.raises(HostError, match="another bait works here"):
         await serve(SETTINGS, tmp_path, pool, house.machines, lambda *a, **k: None, lambda job: "")
-    lock.release()

@@ -75,11 +75,10 @@ def test_settings_tell_every_mistake_with_its_place(tmp_path: Path) -> None:
     said = settings.load(file)
     assert said.name == os.uname().nodename.partition(".")[0] and said.networks == (("open", "br0"),)
     for text, what in (
-        ("", "bait.images: is missing"), ("[bait]\nimage = 1\n", "did you mean images"), (GOOD + 'system = "lsf"\n', "belljar makes no worker nodes for it"),
-        (GOOD + 'system = "torque"\n', "torque: belljar makes no worker nodes for it"),
-        (GOOD + 'system = "openpbs"\n', "openpbs: belljar makes no worker nodes for it (one of slurm, gridengine)"),
+        ("", "bait.images: is missing"), ("[bait]\nimage = 1\n", "did you mean images"), (GOOD + 'system = "lsf"\n', "bait.system: wants one of slurm, gridengine; not 'lsf'"),
+        (GOOD.replace("br0", "a/b"), "bait.networks: 'a/b' is not the name of a bridge (as in networks = { open"),
         (GOOD + 'system = "gridengine"\nname = "vm.q@wn01"\n', "bait.nodes: is missing"),
-        (GOOD + 'name = "a b"\n', f"{file}:4, bait.name: 'a b' cannot be a name"), ("[beit]\n", "no such table"), (GOOD + 'cache = "always"\n', "'always' is not a policy"),
+        (GOOD + 'name = "a b"\n', f"{file}:4, bait.name: 'a b' cannot be a name"), ("[beit]\n", "no such table"), (GOOD + 'cache = "always"\n', "bait.cache: wants one of never, same-user, same-group; not 'always'"),
         (GOOD + "tries = 0\n", "bait.tries"),
     ):  # fmt: skip
         file.write_text(text)

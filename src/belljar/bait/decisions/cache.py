@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from hashlib import sha256
 
-from belljar.bait import Settings
+from belljar.bait import NEVER, SAME_GROUP, SAME_USER, Settings
 from belljar.bait.decisions.decide import Room, Size, Turn, size_of
 from belljar.bait.decisions.step import KEEPING, Act, Do, Entry, Seen, State, Step, Terms, to
 from belljar.pool import JobView, NodeState
 from belljar.records import replace
 
-NEVER, SAME_USER, SAME_GROUP = "never", "same-user", "same-group"
-POLICIES = (NEVER, SAME_USER, SAME_GROUP)
 MARK = "kept:"  # begins the name of an entry that no job has
 OURS = "belljar:"  # begins the reason of a node that we closed
 PROVED = 90.0  # seconds in which a machine is cleaned and proved, by whichever bait is there

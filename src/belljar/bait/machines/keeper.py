@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from belljar import api
-from belljar.bait import Settings
+from belljar.bait import NEVER, Settings
 from belljar.bait.decisions.advance import UNFIT
-from belljar.bait.decisions.cache import NEVER
 from belljar.bait.decisions.decide import Room, size_of
 from belljar.bait.machines import scrub
 from belljar.bait.networks.uplink import Uplinks

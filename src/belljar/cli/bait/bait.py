@@ -84,7 +84,7 @@ def check(args: Args, runtime: Runtime) -> int:
 
 def status(args: Args, runtime: Runtime) -> int:
     """Exit 1 where the bait takes no jobs, 2 where it is not there."""
-    from belljar.bait.daemon import LOCK
+    from belljar.service.kept import LOCK
 
     folder = state_folder(args, runtime, "bait")
     status, is_running = read_status(folder), is_locked(folder / LOCK)

@@ -19,7 +19,7 @@ from belljar.cli.parser import Args, acts
 from belljar.cli.render import as_json, duration
 from belljar.jobs import plain, size
 from belljar.monitor.view import Values, view
-from belljar.service.streams import first_of
+from belljar.service.streams import at_most, first_of
 
 REFRESH = 1.0  # seconds after which ages are shown anew
 LEAST = 0.2  # seconds between two pictures
@@ -41,9 +41,7 @@ async def _watch(args: Args, runtime: Runtime) -> None:
 
     async def change() -> None:
         """Return when there is a new picture to show: where ages are shown, after a while."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(REFRESH if is_table and host.is_read else None):
-                await changed.wait()
+        await at_most(REFRESH if is_table and host.is_read else None, changed.wait())
         changed.clear()
 
     async def pictures() -> None:

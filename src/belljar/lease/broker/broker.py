@@ -119,10 +119,13 @@ class Broker:
         mark, shell = token(self._site_key, context, id, node.plan), Order(Do.STREAM, id, request="/bin/sh")
         found: Answer | None
         try:
-            async with asyncio.timeout(limit) as wait, self._channel.stream(node.instance.slot, shell) as streams:
-                reader, writer, data = streams
+            async with (
+                asyncio.timeout(limit) as wait,
+                self._channel.stream(node.instance.slot, shell) as (reader, writer),
+            ):
                 writer.write(f"token={mark}\n{program(there, node)}".encode())
                 await writer.drain()
+                data = b""
                 while len(data) <= LARGEST and (more := await reader.read(CHUNK)):
                     data += more
             found = read(data, mark, node.role.provides)

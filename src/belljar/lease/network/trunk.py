@@ -14,11 +14,10 @@ from belljar.errors import BelljarError
 from belljar.host.threads import in_thread
 from belljar.lease.jobfile import JobFile
 from belljar.lease.orders import MachineOrder, Peer, Reach
-from belljar.lease.protocol import PILOT, SERVICE, Connection, Opening, lease_key, nonce
+from belljar.lease.protocol import Opening, lease_key
 from belljar.network import part_of
-from belljar.records import replace
 from belljar.service.gate import Gate, Streams, dial, own_address
-from belljar.service.streams import Works, some
+from belljar.service.streams import Works
 from belljar.service.telling import Troubles
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class Trunk:
                 async with asyncio.timeout(GREETING):
                     streams = await dial(peer.reach.at, peer.reach.pin, self._address)
                 try:
-                    await self._talk(streams, Connection(PILOT, self._key_of), lease)
+                    await self._talk(streams, lease)
                 finally:
                     streams[1].transport.abort()
             except ENDS as exc:
@@ -89,28 +88,28 @@ class Trunk:
     async def _met(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Somebody has connected."""
         with suppress(*ENDS):
-            await self._talk((reader, writer), Connection(SERVICE, self._key_of))
+            await self._talk((reader, writer))
 
-    async def _talk(self, streams: Streams, connection: Connection, lease: str = "") -> None:
+    async def _talk(self, streams: Streams, lease: str = "") -> None:
         """A connection, from its openings to its end. *lease*: of who made it; the other side is told."""
         reader, writer = streams
-        own = Opening(lease, self._rank, nonce=nonce(), stream=STREAM)
         async with asyncio.timeout(GREETING):
             if lease:
-                writer.write(connection.open(own))
-            while connection.peer is None:
-                connection.receive(await some(reader))
+                writer.write(self._opening(lease))
+            peer = await Opening.heard(reader, self._key_of)
             if not lease:
-                writer.write(connection.open(replace(own, lease=connection.peer.lease)))
-            writer.write(connection.send({"stream": STREAM}))
-            while not connection.is_raw:  # the other side has shown the key, and that it speaks now
-                connection.receive(await some(reader))
-        lease, rank = connection.peer.lease, connection.peer.slot
-        numbers = self._peers[lease][rank].numbers
-        self._troubles.note(f"network of {lease}, node {rank}")
-        await self._parts[lease].carry(numbers, reader, writer, connection.rest())
+                writer.write(self._opening(peer.lease))
+        numbers = self._peers[peer.lease][peer.slot].numbers
+        self._troubles.note(f"network of {peer.lease}, node {peer.slot}")
+        await self._parts[peer.lease].carry(numbers, reader, writer)
+
+    def _opening(self, lease: str) -> bytes:
+        return Opening(lease, self._rank, stream=STREAM).frame(self._key(lease))
 
     def _key_of(self, said: Opening) -> bytes | None:
+        is_ours = said.stream == STREAM and said.slot in self._peers.get(said.lease, ())
+        return self._key(said.lease) if is_ours else None
+
+    def _key(self, lease: str) -> bytes:
         """Not the one that the service is spoken to with: what is said here is of no use there."""
-        is_ours = said.stream == STREAM and said.slot in {*self._peers.get(said.lease, ()), self._rank}
-        return lease_key(self._job.secret, said.lease) if is_ours else None
+        return lease_key(self._job.secret, lease)

@@ -5,24 +5,24 @@ from __future__ import annotations
 
 import asyncio
 import random
+from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 from belljar.journal import Record
 from belljar.lease import Do, Order, Report, Tell
 from belljar.lease.jobfile import JobFile
-from belljar.lease.protocol import PILOT, Connection, Inbox, Message, Opening, Outbox, nonce, number_of
+from belljar.lease.protocol import Inbox, Message, Opening, Outbox, frame, number_of, receive
 from belljar.model import to_json
 from belljar.reading import from_json
 from belljar.records import replace
-from belljar.service.gate import dial
-from belljar.service.streams import first_of, some
+from belljar.service.gate import Streams, dial
+from belljar.service.streams import at_most, first_of
 from belljar.service.telling import Troubles
 
-CONNECT = 10.0  # seconds for one try, TLS and openings included
+CONNECT = 10.0  # seconds for one try, and for the openings
 SOONEST, LATEST = 0.25, 15.0  # seconds between two tries
 SILENCE = 3  # heartbeats without a word from the service: this connection is dead
-Opened = tuple[asyncio.StreamReader, asyncio.StreamWriter, Connection, list[Message]]  # early ones
 
 
 class Link:
@@ -78,51 +78,42 @@ class Link:
             delay = min(delay * 2, LATEST)
 
     @asynccontextmanager
-    async def stream(self, name: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]]:
-        """A connection of its own that carries bytes, and those that have come already. Raises OSError, Broken, TimeoutError."""
-        async with self._opened(self._at, name) as (reader, writer, connection, _):
-            writer.write(connection.send({"stream": name}))
-            await writer.drain()
-            yield reader, writer, connection.rest()
+    async def stream(self, name: str) -> AsyncIterator[Streams]:
+        """A connection of its own that carries bytes. Raises OSError, EOFError, Broken, TimeoutError."""
+        async with self._opened(self._at, name) as (reader, writer, _):
+            yield reader, writer
 
     # -- one connection ------------------------------------------------------------------------------------------------
 
     async def _talk(self, address: str) -> None:
-        async with self._opened(address) as (reader, writer, connection, early):
-            assert connection.peer is not None
-            seen = connection.peer.seen
+        async with self._opened(address) as (reader, writer, seen):
             self._outbox.after(seen)  # Broken where the service speaks of another pilot
             self._take({"ack": seen})
             self.is_up, self._at = True, address
             self._troubles.note("service")
-            for message in early:
-                self._take(message)
-            await first_of(self._speak(writer, connection, seen), self._listen(reader, connection))
+            await first_of(self._speak(writer, seen), self._listen(reader))
 
-    async def _speak(self, writer: asyncio.StreamWriter, connection: Connection, said: int) -> None:
+    async def _speak(self, writer: StreamWriter, said: int) -> None:
         what = Tell.HELLO
         while True:
             waiting = self._outbox.after(said)
             moments = [self._moment(what)] if not waiting or what is Tell.HELLO else []
             for report in (*moments, *self._shown.values()):
-                writer.write(connection.send({"ack": self._inbox.last, "report": to_json(report)}))
+                writer.write(frame({"ack": self._inbox.last, "report": to_json(report)}))
             what = Tell.HEARTBEAT
             self._shown.clear()
             for message in waiting:
-                writer.write(connection.send({**message, "ack": self._inbox.last}))
+                writer.write(frame({**message, "ack": self._inbox.last}))
                 said = message["seq"]
             await writer.drain()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._job.heartbeat):
-                    await self._wake.wait()
+            await at_most(self._job.heartbeat, self._wake.wait())
             self._wake.clear()
 
-    async def _listen(self, reader: asyncio.StreamReader, connection: Connection) -> None:
+    async def _listen(self, reader: StreamReader) -> None:
         while True:
             async with asyncio.timeout(SILENCE * self._job.heartbeat):
-                data = await some(reader)
-            for message in connection.receive(data):
-                self._take(message)
+                message = await receive(reader)
+            self._take(message)
 
     def _take(self, message: Message) -> None:
         """Raises ValueError."""
@@ -136,17 +127,16 @@ class Link:
         self._wake.set()
 
     @asynccontextmanager
-    async def _opened(self, address: str, stream: str = "") -> AsyncIterator[Opened]:
+    async def _opened(self, address: str, stream: str = "") -> AsyncIterator[tuple[StreamReader, StreamWriter, int]]:
+        """With the number of the last message that the service has."""
+        job, key = self._job, self._job.secret
         async with asyncio.timeout(CONNECT):
-            reader, writer = await dial(address, self._job.pin)
+            reader, writer = await dial(address, job.pin)
         try:
-            connection = Connection(PILOT, lambda _: self._job.secret)
-            facts = (self._job.lease, self._rank, self._job.attempt, self._pilot, nonce(), self._inbox.last, stream)
-            writer.write(connection.open(Opening(*facts)))
-            messages = list[Message]()
+            own = Opening(job.lease, self._rank, job.attempt, self._pilot, self._inbox.last, stream)
+            writer.write(own.frame(key))
             async with asyncio.timeout(CONNECT):
-                while connection.peer is None:
-                    messages += connection.receive(await some(reader))
-            yield reader, writer, connection, messages
+                seen = (await Opening.heard(reader, lambda _: key)).seen
+            yield reader, writer, seen
         finally:
             writer.transport.abort()

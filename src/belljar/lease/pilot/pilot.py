@@ -24,7 +24,7 @@ from belljar.lease.pilot.machines import Changed, Machines
 from belljar.lease.protocol import Broken
 from belljar.reading import from_json, strict_json
 from belljar.records import replace
-from belljar.service.streams import StreamSink, StreamSource, Works
+from belljar.service.streams import StreamSink, Works, at_most
 
 ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, signal.SIGXCPU})
 # Slurm tells a step's tasks of one cancel twice: from the node's daemon, and by srun that passes it on.
@@ -184,14 +184,12 @@ class Pilot:
         """Tell guests the moment at which they are killed. A guest that does not answer soon is not waited for."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime(time.time() + end - self._clock())).encode()
         notices = [self._machines.tell_guest(instance, "notice", moment) for instance in self._machines.living]
-        with suppress(TimeoutError):
-            async with asyncio.timeout(min(NOTICE, (end - self._clock()) / 2)):
-                await asyncio.gather(*notices, return_exceptions=True)
+        await at_most(min(NOTICE, (end - self._clock()) / 2), asyncio.gather(*notices, return_exceptions=True))
 
     async def _carry(self, order: Order) -> None:
         """An owner's ssh, or a command of the service's, on a connection of its own."""
-        async with self._link.stream(order.stream) as (reader, writer, early):
-            await self._machines.carry(order.instance, StreamSource(reader, early), StreamSink(writer), order.request)
+        async with self._link.stream(order.stream) as (reader, writer):
+            await self._machines.carry(order.instance, reader, StreamSink(writer), order.request)
             await writer.drain()
             writer.close()
             await writer.wait_closed()

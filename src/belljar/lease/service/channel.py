@@ -8,6 +8,7 @@ goes on where the last one was.
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from asyncio import sslproto
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -16,11 +17,12 @@ from pathlib import Path
 
 from belljar.errors import BelljarError, HostError
 from belljar.lease import Do, Order, Report
-from belljar.lease.protocol import SERVICE, Broken, Connection, Inbox, Message, Outbox, lease_key, nonce, number_of
+from belljar.lease.protocol import Broken, Inbox, Message, Opening, Outbox, frame, lease_key, number_of, receive
 from belljar.model import to_json
 from belljar.reading import from_json
 from belljar.records import replace
-from belljar.service.streams import some
+from belljar.service.gate import Streams
+from belljar.service.streams import first_of
 from belljar.service.telling import Tell
 
 BACKLOG = 4096
@@ -30,7 +32,6 @@ MOST_UNPROVED = 4096  # connections that have not shown yet who they are
 CONSOLE = 2.0  # seconds for a pilot to send a console; one that is empty does not come
 STREAM = 30.0  # seconds for a pilot to connect once more, at most
 
-Bytes = tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]  # with those that have come already
 Applied = Callable[[str, str], Awaitable[int]]
 Hear = Callable[[Report], Awaitable[Iterable[Order]]]
 
@@ -40,20 +41,17 @@ class Session:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, site_key: bytes) -> None:
         self.reader, self.writer, self.wake, self.owes = reader, writer, asyncio.Event(), False
-        self.connection = Connection(SERVICE, lambda opening: lease_key(site_key, opening.lease))
+        self._site_key = site_key
 
-    async def greet(self, applied: Applied) -> list[Message]:
-        """Until the other side has proved that it speaks now: its first messages."""
-        while (peer := self.connection.peer) is None:
-            self.connection.receive(await some(self.reader))
-        self.peer, self.slot = peer, f"{peer.lease}.{peer.attempt}.{peer.slot}"
+    async def greet(self, applied: Applied) -> None:
+        """Until both sides know each other."""
+        self.peer = peer = await Opening.heard(self.reader, self._key_of)
+        self.slot = f"{peer.lease}.{peer.attempt}.{peer.slot}"
         self.outbox, self.inbox = Outbox(last=peer.seen), Inbox(await applied(self.slot, peer.instance))
-        own = replace(peer, instance="", nonce=nonce(), seen=self.inbox.last)
-        self.writer.write(self.connection.open(own))
-        messages = self.connection.receive(b"")
-        while not self.connection.is_proved:
-            messages += self.connection.receive(await some(self.reader))
-        return messages
+        self.writer.write(replace(peer, instance="", seen=self.inbox.last).frame(self._key_of(peer)))
+
+    def _key_of(self, opening: Opening) -> bytes:
+        return lease_key(self._site_key, opening.lease)
 
     def order(self, order: Order) -> None:
         self.outbox.put({"order": to_json(order)})
@@ -65,7 +63,7 @@ class Session:
         while True:
             waiting = [one for one in self.outbox.messages if one["seq"] > said]
             for message in waiting or [{}] * self.owes:
-                self.writer.write(self.connection.send({**message, "ack": self.inbox.last}))
+                self.writer.write(frame({**message, "ack": self.inbox.last}))
                 said, self.owes = message.get("seq", said), False
             await self.writer.drain()
             await self.wake.wait()
@@ -81,7 +79,7 @@ class Channel:
         self._site_key, self._applied, self._hear, self._moved = site_key, applied, hear, moved
         self._tell, self._silence = tell, silence
         self._sessions: dict[str, Session] = {}  # by slot
-        self._streams: dict[str, tuple[str, asyncio.Future[Bytes]]] = {}  # by name: the slot, and its new connection
+        self._streams: dict[str, tuple[str, asyncio.Future[Streams]]] = {}  # by name: the slot, and its new connection
         self._consoles: dict[str, asyncio.Event] = {}  # that pilots were asked for, by instance
         self._unproved, self._patience, self._came = 0, min(STREAM, 2 * silence), asyncio.Event()
 
@@ -109,10 +107,10 @@ class Channel:
             self._consoles.pop(instance, None)
 
     @asynccontextmanager
-    async def stream(self, slot: str, order: Order) -> AsyncIterator[Bytes]:
+    async def stream(self, slot: str, order: Order) -> AsyncIterator[Streams]:
         """A connection of its own to this slot's pilot, for bytes. Raises HostError."""
-        name = nonce()
-        coming: asyncio.Future[Bytes] = asyncio.get_running_loop().create_future()
+        name = os.urandom(16).hex()
+        coming: asyncio.Future[Streams] = asyncio.get_running_loop().create_future()
         self._streams[name] = (slot, coming)
         writer = None
         try:
@@ -120,11 +118,11 @@ class Channel:
                 async with asyncio.timeout(self._patience):
                     while not self.order(slot, replace(order, stream=name)):  # a service that just started waits for it
                         await self._came.wait()
-                    reader, writer, early = await coming
+                    reader, writer = await coming
             except TimeoutError:
                 hint = "It comes back when the network does: try again."
                 raise HostError(f"{slot}: its pilot is not connected", hint=hint) from None
-            yield reader, writer, early
+            yield reader, writer
         finally:
             self._streams.pop(name, None)
             if writer is not None:
@@ -148,51 +146,42 @@ class Channel:
     # -- one connection ------------------------------------------------------------------------------------------------
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        is_handed_over = False
         try:
-            is_handed_over = await self._talk(Session(reader, writer, self._site_key))
+            await self._talk(Session(reader, writer, self._site_key))
         except (ValueError, BelljarError) as exc:
             self._tell("pilot refused", peer=writer.get_extra_info("peername", ("?",))[0], why=exc)
         except (OSError, EOFError, asyncio.CancelledError):  # the service ends: nobody awaits this task
             pass
         finally:
-            if not is_handed_over:
-                writer.transport.abort()
+            writer.transport.abort()
 
-    async def _talk(self, session: Session) -> bool:
-        """True: somebody else has the connection now."""
+    async def _talk(self, session: Session) -> None:
         if self._unproved >= MOST_UNPROVED:
-            return False
+            return
         self._unproved += 1
         try:
             async with asyncio.timeout(OPENING):
-                messages = await session.greet(self._applied)
+                await session.greet(self._applied)
         finally:
             self._unproved -= 1
-        if session.peer.stream:
-            return self._hand_over(session)
-        speaking = asyncio.ensure_future(session.speak())
+        if name := session.peer.stream:
+            slot, coming = self._streams.get(name, ("", None))
+            if coming is not None and not coming.done() and slot == session.slot:
+                coming.set_result((session.reader, session.writer))
+                await session.writer.wait_closed()  # by whoever has it now
+            return
         try:
-            while not speaking.done():
-                for message in messages:
-                    await self._one(message, session)
-                async with asyncio.timeout(self._silence):
-                    data = await some(session.reader)
-                messages = session.connection.receive(data)
+            await first_of(session.speak(), self._listen(session))
         finally:
-            speaking.cancel()
-            await asyncio.gather(speaking, return_exceptions=True)
             if self._sessions.get(session.slot) is session:
                 del self._sessions[session.slot]
                 self._moved()
-        return False
 
-    def _hand_over(self, session: Session) -> bool:
-        slot, coming = self._streams.get(session.peer.stream, ("", None))
-        if coming is None or coming.done() or slot != session.slot:
-            return False
-        coming.set_result((session.reader, session.writer, session.connection.rest()))
-        return True
+    async def _listen(self, session: Session) -> None:
+        while True:
+            async with asyncio.timeout(self._silence):
+                message = await receive(session.reader)
+            await self._one(message, session)
 
     async def _one(self, message: Message, session: Session) -> None:
         """Hear a message. Raises ValueError, BelljarError."""

@@ -23,6 +23,7 @@ from belljar.model import dumps
 from belljar.pool import NamedJob as Job
 from belljar.records import replace
 from belljar.service.news import News
+from belljar.service.streams import at_most
 from belljar.service.telling import Tell as TellFunction
 from belljar.service.telling import Troubles
 
@@ -59,9 +60,7 @@ class Daemon:
             self.news.ring()
             took = asyncio.get_running_loop().time() - began
             await asyncio.sleep(min(SOON, max(SOONEST, took)))  # half of the time, at most, it looks
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(SOON, self.settings.cycle) if is_busy else self.settings.cycle):
-                    await self._wake.wait()
+            await at_most(min(SOON, self.settings.cycle) if is_busy else self.settings.cycle, self._wake.wait())
             self._wake.clear()
 
     async def look(self) -> bool:
@@ -84,7 +83,6 @@ class Daemon:
             now, settings = self._clock(), self.settings
             with self._troubles.noted("what is old"):
                 await in_thread(lambda: self._jobs.sweep(self._live))
-                await in_thread(lambda: self.store.write(lambda book: book.forget_tokens(now - settings.token_time)))
                 await in_thread(lambda: self.store.write(lambda book: book.forget_consoles(now - settings.shown)))
                 self._is_swept = True
         return is_busy

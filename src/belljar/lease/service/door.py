@@ -200,8 +200,8 @@ class Door:
         one = await self._machine(owner, str(asked.get("id", "")))
         if one.state is not InstanceState.RUNNING:
             raise MachineBusy(f"{one.id} is {one.state.value}", hint="`belljar lease status` tells when it runs.")
-        async with self._channel.stream(one.slot, Order(Do.STREAM, one.id)) as (far_reader, far_writer, early):
-            writer.write(b'{"ok":true}\n' + early)
+        async with self._channel.stream(one.slot, Order(Do.STREAM, one.id)) as (far_reader, far_writer):
+            writer.write(b'{"ok":true}\n')
             await first_of(pump(reader, far_writer), pump(far_reader, writer))  # one direction's end is the session's
 
     async def _machine(self, owner: Owner, id: str) -> Instance:

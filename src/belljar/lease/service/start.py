@@ -9,9 +9,8 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
-from belljar.errors import BelljarError, HostError
-from belljar.host.files import private_folder, read_secret, write_whole
-from belljar.host.locks import try_lock
+from belljar.errors import BelljarError
+from belljar.host.files import read_secret, write_whole
 from belljar.host.values import size as size_of
 from belljar.lease import Settings, Size
 from belljar.lease.broker.broker import Broker
@@ -25,11 +24,12 @@ from belljar.lease.service.door import Door
 from belljar.lease.service.jobs import Jobs
 from belljar.lease.store import open_store
 from belljar.pool import pilots_of
+from belljar.service import kept
 from belljar.service.credentials.certificates import own_certificate
 from belljar.service.systemd import serving
 from belljar.service.telling import Tell
 
-LOCK, KEY, CERTIFICATE, OLD_PILOTS = "lock", "site.key", "service.pem", "legacy.secret"
+KEY, CERTIFICATE, OLD_PILOTS = "site.key", "service.pem", "legacy.secret"
 Load = Callable[[], tuple[Settings, tuple[Policy, ...]]]
 # Those that are known on this host, by name: when each was made, and the size of its disk.
 Images = Callable[[], Mapping[str, tuple[float, int]]]
@@ -37,12 +37,9 @@ Images = Callable[[], Mapping[str, tuple[float, int]]]
 
 async def serve(load: Load, folder: Path, tell: Tell, images: Images = dict) -> None:
     """Until TERM or INT; HUP reads policies again. Raises HostError where another service works in this folder."""
-    lock = try_lock(private_folder(folder) / LOCK)
-    if lock is None:
-        raise HostError(f"{folder}: another service works here", hint="One service, or each with its own --state.")
-    async with AsyncExitStack() as stack:
-        stack.callback(lock.release)
-        await _serve(load, folder, tell, images, stack)
+    with kept.alone(folder, "service"):
+        async with AsyncExitStack() as stack:
+            await _serve(load, folder, tell, images, stack)
 
 
 async def _serve(load: Load, folder: Path, tell: Tell, images: Images, stack: AsyncExitStack) -> None:

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any, TypeVar
 
 from belljar.errors import BadSetting
-from belljar.lease import Event, Instance, Lease, Report, Slot, Token
+from belljar.lease import Event, Instance, Lease, Report, Slot
 from belljar.lease.decisions.case import Case
 from belljar.lease.decisions.policy import Sums
 from belljar.lease.states import INSTANCE_MOVES, LEASE_MOVES, SLOT_MOVES
@@ -104,11 +104,6 @@ class Book:
         rows = self._execute(query, (after, *of, limit))
         return [(position, decoded(Event, text)) for position, text in rows]
 
-    def events_of(self, owner: str, since: float) -> list[Event]:
-        """For an owner's machines that live, or ended *since* then, and of their leases; of everybody's where *owner* is ""."""
-        of = "SELECT lease FROM instances WHERE (owner = ? OR ? = '') AND (live = 1 OR ended >= ?)"
-        return self._values(Event, f"FROM events WHERE lease IN ({of}) ORDER BY position", owner, owner, since)
-
     # -- what owners have, and had -------------------------------------------------------------------------------------
 
     def sums(self, owner: str, since: float = 0.0) -> Sums:
@@ -119,21 +114,15 @@ class Book:
         return Sums(*map(int, found))
 
     def machines(self, owner: str, since: float) -> list[Instance]:
-        """For an owner: those that live, and those that ended *since* then, by creation."""
-        found = self._values(Instance, "FROM instances WHERE owner = ? AND (live = 1 OR ended >= ?)", owner, since)
+        """For an owner, or everybody: those that live, and those that ended *since* then, by creation."""
+        where = "(owner = ? OR ? = '') AND (live = 1 OR ended >= ?)"
+        found = self._values(Instance, f"FROM instances WHERE {where}", owner, owner, since)
         return sorted(found, key=lambda one: (one.created, one.lease, one.index))
 
     def forget_consoles(self, ended_before: float) -> None:
         """Drop those of machines that ended before then, and are not shown any more."""
         old = "SELECT 1 FROM instances WHERE instances.id = consoles.id AND live = 0 AND ended < ?"
         self._execute(f"DELETE FROM consoles WHERE EXISTS ({old})", (ended_before,))
-
-    def forget_tokens(self, ended_before: float) -> None:
-        """Drop those whose leases ended before then."""
-        for one in self.find(Token):
-            lease = self.get(Lease, one.lease)
-            if lease is None or (not lease.is_live and lease.since < ended_before):
-                self.drop(Token, one.id)
 
 
 def _and(where: dict[str, str | int]) -> str:

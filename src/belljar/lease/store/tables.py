@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import Any
 
-from belljar.lease import AccessKey, Console, Instance, KeyPair, Lease, Slot, Tag, Token
+from belljar.lease import AccessKey, Console, Instance, KeyPair, Lease, Slot, Tag
 from belljar.lease.broker import Context, Member
 from belljar.reading import from_json
 from belljar.records import dataclass
@@ -54,7 +54,6 @@ TABLES: dict[type, Table] = {
     ),
     KeyPair: Table("keys", _plain("owner", "name"), ("owner",)),
     Tag: Table("tags", _plain("owner", "resource"), ("owner", "resource")),
-    Token: Table("tokens", _plain("owner", "lease"), ("lease",)),
     AccessKey: Table("access", _plain("owner"), ("owner",)),
     Console: Table("consoles", {}),
     Context: Table("contexts", _plain("owner"), ("owner",)),

@@ -15,7 +15,6 @@ from pathlib import Path
 from belljar import __version__
 from belljar.errors import BelljarError, HostError
 from belljar.host.files import private_folder, read_secret
-from belljar.host.locks import try_lock
 from belljar.host.threads import in_thread
 from belljar.host.toml import Mistake
 from belljar.host.watch import watching
@@ -37,7 +36,7 @@ from belljar.vacuum.protocol.query import UNSOLICITED, Kind, Snapshot, reply
 from belljar.vacuum.protocol.responder import Answering, responding
 from belljar.vacuum.settings import copies, pipes, settings
 
-LOCK, ORDER, PIPES = "lock", "drain.json", "pipes"
+ORDER, PIPES = "drain.json", "pipes"
 FRESH = 1.0  # seconds for which an answer to others is the same
 FIXED = (  # these need a new process
     "name", "factory", "factories", "port", "listen", "allow", "key_file", "signed_only", "poll_silence", "poll_limit",
@@ -68,16 +67,8 @@ def give_order(folder: Path, order: Order) -> None:
 
 async def serve(file: Path, folder: Path, tell: Tell, *, metrics: tuple[str, int] | None = None) -> None:
     """A factory until TERM or INT. Raises BadSetting; HostError where another one works in this folder, or its UDP port is taken."""
-    private_folder(folder, mode=0o755)
-    lock = try_lock(folder / LOCK)
-    if lock is None:
-        hint = "One factory on each host, or each with its own --state."
-        raise HostError(f"{folder}: another factory works here", hint=hint)
-    try:
-        daemon = Daemon(file, folder, tell, settings.load(file))
-        await daemon.run(metrics)
-    finally:
-        lock.release()
+    with kept.alone(folder, "factory", mode=0o755):
+        await Daemon(file, folder, tell, settings.load(file)).run(metrics)
 
 
 class Daemon:

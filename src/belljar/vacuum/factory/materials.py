@@ -16,7 +16,6 @@ from belljar.host.values import is_url
 from belljar.hypervisor import guest_uuid
 from belljar.machine import BASE_URL, CREDENTIALS
 from belljar.model import NetworkMode
-from belljar.records import dataclass, field
 from belljar.service.credentials.proxies import limited_proxy, load_source, load_token
 from belljar.vacuum import MachineType, Space
 from belljar.vacuum.settings.copies import Fetch, fetch, fetch_public
@@ -26,31 +25,23 @@ LARGEST = 1 << 20  # of a template, and of a file
 PROXY, TOKEN = "x509_proxy", "token"  # `##user_data_option_x509_proxy##`
 
 
-@dataclass(frozen=True)
-class Material:
-    """What was read and made for one machine."""
-
-    template: bytes
-    files: Mapping[str, bytes] = field(default_factory=dict)  # by the names in `option_files`
-    credentials: Mapping[str, bytes] = field(default_factory=dict)  # PROXY, TOKEN
-
-
 def make_user_data(space: Space, kind: MachineType, id: str, now: float, until: float, fetch: Fetch = fetch) -> bytes:
     """The user data of the machine that gets this id, and lives until then at most. Blocks. Raises BadOption, NoCredentials."""
     if kind.user_data in strange_addresses(kind, space):
         fetch = fetch_public
-    is_served = kind.network == NetworkMode.USER.value
+    files = {name: _read(path, f"option_files.{name}", kind) for name, path in kind.option_files}
     return user_data(
-        space, kind, gather(kind, now, until, fetch), uuid=guest_uuid(id), hostname=f"belljar-{id}",
-        manager=f"belljar {__version__}", base_url=BASE_URL if is_served else "",
+        space, kind, _template(kind, fetch), credentials(kind, now, until), files, uuid=guest_uuid(id), hostname=f"belljar-{id}",
+        manager=f"belljar {__version__}", base_url=BASE_URL if kind.network == NetworkMode.USER.value else "",
     )  # fmt: skip
 
 
 def user_data(
-    space: Space, kind: MachineType, material: Material, *, uuid: str, hostname: str, manager: str, base_url: str
-) -> bytes:
-    """The user data of one machine. *base_url*: where it finds its features and leaves its outputs; "": nowhere. *manager*: name and
-    version of belljar. Raises BadOption."""
+    space: Space, kind: MachineType, template: bytes, credentials: Mapping[str, bytes], files: Mapping[str, bytes], *,
+    uuid: str, hostname: str, manager: str, base_url: str,
+) -> bytes:  # fmt: skip
+    """The template, filled in for one machine. *files*: by the names in `option_files`. *base_url*: where it finds its features and leaves
+    its outputs; "": nowhere. *manager*: name and version of belljar. Raises BadOption."""
     about = About(
         uuid=uuid, hostname=hostname, machinetype=kind.name, manager=manager, manager_hostname=space.factory,
         space=space.name, site=space.site, url=kind.user_data if "://" in kind.user_data else "",
@@ -59,7 +50,7 @@ def user_data(
         joboutputs=base_url and f"{base_url}/joboutputs",
     )  # fmt: skip
     options = {name: text.encode() for name, text in kind.options}
-    return filled_in(material.template, about, {**options, **material.credentials}, material.files)
+    return filled_in(template, about, {**options, **credentials}, files)
 
 
 def renew(kind: MachineType, folder: Path, now: float, until: float) -> bool:
@@ -82,12 +73,6 @@ def renew(kind: MachineType, folder: Path, now: float, until: float) -> bool:
         if isinstance(exc, FileNotFoundError) and not folder.exists():
             return False
         raise NoCredentials(f"{exc.filename}: {exc.strerror}") from exc
-
-
-def gather(kind: MachineType, now: float, until: float, fetch: Fetch) -> Material:
-    """All of it, for a machine that lives until then at most. Blocks. Raises BadOption, NoCredentials."""
-    files = {name: _read(path, f"option_files.{name}", kind) for name, path in kind.option_files}
-    return Material(_template(kind, fetch), files, credentials(kind, now, until))
 
 
 def credentials(kind: MachineType, now: float, until: float) -> Mapping[str, bytes]:

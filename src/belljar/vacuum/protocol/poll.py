@@ -11,11 +11,12 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Final
 
 from belljar.records import dataclass, field, replace
 from belljar.service.datagrams import Address, Names, Outgoing, is_numeric
+from belljar.service.streams import at_most
 from belljar.vacuum import MachineStatus, Space, TypeStatus
 from belljar.vacuum.protocol.fields import Refused, Status, Why
 from belljar.vacuum.protocol.query import LONGEST_DATAGRAM, Kind, cookie, query, read_reply
@@ -85,9 +86,8 @@ class Peer:
         self.rounds = ROUNDS_FOR_THE_SILENT if was_silent else ROUNDS
         self.in_vain_left = 0 if was_short else IN_VAIN
         self.told: dict[str, Status] = {}
-        self.announced = 1
-        self.asked = 0
-        self.is_awaited = self.has_answered = self.has_news = False  # in this round
+        self.announced, self.asked = 1, 0
+        self.has_answered = False  # in this round
 
     @property
     def has_told_all(self) -> bool:
@@ -106,15 +106,7 @@ class Peer:
         self.told[key] = status if status.factory == self.name else replace(status, factory=self.name)
         self.announced = max(1, getattr(status, "of", 1))
         self.has_answered = True
-        self.has_news |= is_new
         return is_new
-
-    def begin_round(self) -> None:
-        self.asked += 1
-        self.is_awaited, self.has_answered, self.has_news = True, False, False
-
-    def end_round(self) -> None:
-        self.in_vain_left -= self.has_answered and not self.has_news
 
 
 class Poller:
@@ -139,7 +131,7 @@ class Poller:
         ]
         poll = _Poll(self, kind, peers)
         with closing(poll.sockets):
-            await poll.run(began + self.space.poll_limit)
+            await at_most(began + self.space.poll_limit - loop.time(), poll.rounds())
         self._silent = tuple(peer.name for peer in peers if not peer.told)
         self._short = tuple(peer.name for peer in peers if peer.told and not peer.has_told_all)
         answers = {peer.name: tuple(peer.told.values()) for peer in peers if peer.told}
@@ -153,27 +145,25 @@ class _Poll:
         self._poller, self._space, self._kind = poller, poller.space, kind
         self._peers = {peer.cookie.encode(): peer for peer in peers}
         self.sockets = Outgoing(self._take, longest=LONGEST_DATAGRAM, share=SHARE, buffer=BUFFER)
-        self._loop = asyncio.get_running_loop()
-        self._awaited, self._news_at = 0, 0.0
-        self._all_told = asyncio.Event()
+        self._clock, self._news_at = asyncio.get_running_loop().time, 0.0
+        self._awaited, self._all_told = set[Peer](), asyncio.Event()
         self.round = 0
         self.refused: Counter[str] = Counter()
 
-    async def run(self, deadline: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(deadline):
-                while unfinished := [peer for peer in self._peers.values() if peer.is_wanted]:
-                    self.round += 1
-                    await self._ask(unfinished)
-                    await self._listen()
-                    for peer in unfinished:
-                        peer.end_round()
+    async def rounds(self) -> None:
+        while unfinished := [peer for peer in self._peers.values() if peer.is_wanted]:
+            self.round += 1
+            before = {peer: len(peer.told) for peer in unfinished}
+            await self._ask(unfinished)
+            await self._listen()
+            for peer in unfinished:
+                peer.in_vain_left -= peer.has_answered and len(peer.told) == before[peer]
 
     async def _ask(self, peers: list[Peer]) -> None:
-        self._awaited = len(peers)
+        self._awaited = set(peers)
         self._all_told.clear()
         for peer in peers:
-            peer.begin_round()
+            peer.asked, peer.has_answered = peer.asked + 1, False
         asker, space = self._poller, self._space.name
         for count, peer in enumerate(peers):
             if places := asker.places.of(peer.name):  # of several, it may listen at one only
@@ -181,14 +171,12 @@ class _Poll:
                 self.sockets.send(asked, places[(peer.asked - 1) % len(places)])
             if count % AT_ONCE == AT_ONCE - 1:
                 await asyncio.sleep(TURN)
-        self._news_at = self._loop.time()
+        self._news_at = self._clock()
 
     async def _listen(self) -> None:
         """Until all is told, or nothing new came for a while."""
-        while (left := self._news_at + self._space.poll_silence - self._loop.time()) > 0:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._all_told.wait(), left)
-                return
+        while self._awaited and (left := self._news_at + self._space.poll_silence - self._clock()) > 0:
+            await at_most(left, self._all_told.wait())
 
     def _take(self, data: bytes, address: Address) -> None:
         try:
@@ -197,10 +185,9 @@ class _Poll:
             self.refused[exc.why.value] += 1
             return
         if peer.take(status):
-            self._news_at = self._loop.time()
-        if peer.is_awaited and peer.has_told_all:
-            peer.is_awaited = False
-            self._awaited -= 1
+            self._news_at = self._clock()
+        if peer.has_told_all:
+            self._awaited.discard(peer)
             if not self._awaited:
                 self._all_told.set()
 

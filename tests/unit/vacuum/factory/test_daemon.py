@@ -18,10 +18,11 @@ from tests.unit.vacuum.factory.site import until
 from belljar.errors import BadSetting, HostError
 from belljar.host.locks import try_lock
 from belljar.records import replace
+from belljar.service.kept import LOCK
 from belljar.service.systemd import notify, serving
 from belljar.service.telling import teller
 from belljar.vacuum import FactoryStatus, MachineStatus, Space, TypeStatus
-from belljar.vacuum.factory.daemon import LOCK, ORDER, Daemon, Order, give_order, order, push, serve
+from belljar.vacuum.factory.daemon import ORDER, Daemon, Order, give_order, order, push, serve
 from belljar.vacuum.factory.factory import finish
 from belljar.vacuum.factory.keeper import Living
 from belljar.vacuum.factory.present import ended_status

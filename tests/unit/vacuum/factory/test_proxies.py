@@ -17,7 +17,8 @@ from belljar.errors import BadOption, DownloadFailed, NoCredentials
 from belljar.records import replace
 from belljar.service.credentials.proxies import LEAST, PROXY_CERT_INFO, ProxyKey, limited_proxy, load_source
 from belljar.vacuum import MachineType, Space
-from belljar.vacuum.factory.materials import credentials, gather, make_user_data, renew
+from belljar.vacuum.factory.materials import credentials, make_user_data, renew
+from belljar.vacuum.settings.copies import Fetch
 
 NOW = 1_800_000_000.0
 DAY = 86400.0
@@ -244,26 +245,26 @@ def test_a_token_file_without_a_token_is_named(tmp_path: Path, data: bytes | Non
         credentials(MachineType("a", token_file=token), NOW, NOW + DAY)
 
 
+def data_of(one: MachineType, fetch: Fetch = no_net) -> bytes:
+    return make_user_data(Space("v", "f"), one, "0123456789ab", NOW, NOW + DAY, fetch)
+
+
 def test_a_machine_s_material_is_read_anew_and_what_is_missing_is_named(tmp_path: Path) -> None:
-    (tmp_path / "ud").write_bytes(b"template")
+    (tmp_path / "ud").write_bytes(b"template ##user_data_file_cert##")
     (tmp_path / "cert").write_bytes(b"PEM")
     one = MachineType("a", user_data=str(tmp_path / "ud"), option_files=(("cert", tmp_path / "cert"),))
-    made = gather(one, NOW, NOW + DAY, no_net)
-    assert (made.template, made.files, made.credentials) == (b"template", {"cert": b"PEM"}, {})
+    assert data_of(one) == b"template PEM"
     (tmp_path / "cert").unlink()
     with pytest.raises(BadOption, match=rf"machinetype a: option_files.cert: {tmp_path}/cert: No such file"):
-        gather(one, NOW, NOW + DAY, no_net)
+        data_of(one)
 
 
 def test_a_template_comes_from_its_address(tmp_path: Path) -> None:
     one = MachineType("a", user_data="https://example.org/ud")
-    assert (
-        gather(one, NOW, NOW + DAY, lambda url, largest: f"{url} {largest}".encode()).template
-        == b"https://example.org/ud 1048576"
-    )
+    assert data_of(one, lambda url, largest: f"{url} {largest}".encode()) == b"https://example.org/ud 1048576"
     with pytest.raises(BadOption, match=r"machinetype a: user_data: https://example.org/ud: no route"):
-        gather(one, NOW, NOW + DAY, no_net)
-    assert gather(MachineType("b"), NOW, NOW + DAY, no_net).template == b""
+        data_of(one)
+    assert data_of(MachineType("b")) == b""
 
 
 def test_a_living_machine_gets_new_credentials_when_the_site_has_new_ones(authority: Authority, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from belljar.errors import BadOption
 from belljar.vacuum import MachineType, Space
-from belljar.vacuum.factory.materials import PROXY, TOKEN, Material, user_data
+from belljar.vacuum.factory.materials import PROXY, TOKEN, user_data
 
 SPACE = Space("vac01.example.org", "wn01.example.org", site="UKI-EXAMPLE")
 TYPE = MachineType(
@@ -17,16 +17,17 @@ TYPE = MachineType(
     options=(("cvmfs_proxy", "http://p1:3128|http://p2:3128;DIRECT"), ("nested", "##user_data_uuid##")),
     option_files=(("hostcert", Path("/etc/cert")),),
 )  # fmt: skip
-MATERIAL = Material(b"", {"hostcert": b"-----BEGIN\nx\n"}, {PROXY: b"PEM\n", TOKEN: b"ey.J.x"})
+CREDENTIALS = {PROXY: b"PEM\n", TOKEN: b"ey.J.x"}
 
 
 def told(
-    template: bytes, one: MachineType = TYPE, material: Material = MATERIAL, base_url: str = "http://169.254.169.253"
-) -> bytes:
-    filled = Material(template, material.files, material.credentials)
+    template: bytes, one: MachineType = TYPE, credentials: dict[str, bytes] = CREDENTIALS,
+    base_url: str = "http://169.254.169.253",
+) -> bytes:  # fmt: skip
     return user_data(
-        SPACE, one, filled, uuid="0f0e", hostname="wn01-03.example.org", manager="belljar 1.0", base_url=base_url
-    )
+        SPACE, one, template, credentials, {"hostcert": b"-----BEGIN\nx\n"}, uuid="0f0e", hostname="wn01-03.example.org",
+        manager="belljar 1.0", base_url=base_url,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -73,12 +74,12 @@ def test_without_a_metadata_service_there_are_no_places() -> None:
 def test_a_proxy_stands_before_an_option_of_its_name() -> None:
     one = MachineType("a", options=(("x509_proxy", "mine"),))
     assert told(b"##user_data_option_x509_proxy##", one) == b"PEM\n"
-    assert told(b"##user_data_option_x509_proxy##", one, Material(b"")) == b"mine"
+    assert told(b"##user_data_option_x509_proxy##", one, {}) == b"mine"
 
 
 def test_more_than_a_mebibyte_is_refused() -> None:
     with pytest.raises(BadOption):
-        told(b"##user_data_option_x509_proxy##", material=Material(b"", {}, {PROXY: b"x" * (1 << 20) + b"x"}))
+        told(b"##user_data_option_x509_proxy##", credentials={PROXY: b"x" * (1 << 20) + b"x"})
 
 
 def test_the_example_of_the_guide_is_a_script_when_it_is_filled_in() -> None:
@@ -93,5 +94,5 @@ def test_the_example_of_the_guide_is_a_script_when_it_is_filled_in() -> None:
 @given(st.binary(max_size=200), st.binary(max_size=50))
 def test_what_has_no_pattern_is_left_byte_for_byte_and_no_value_is_read_again(around: bytes, value: bytes) -> None:
     around = around.replace(b"#", b"")
-    made = told(around + b"##user_data_option_x509_proxy##" + around, material=Material(b"", {}, {PROXY: value}))
+    made = told(around + b"##user_data_option_x509_proxy##" + around, credentials={PROXY: value})
     assert made == (around + value + around if not around.startswith(b"\x1f\x8b") else made)
