@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -90,19 +90,17 @@ def memory(path: Path, program: str) -> Iterator[int]:
         os.close(reading)
 
 
-async def write_disk(disk: Path, below: Path | None, base: Path, target: Path) -> Part:
-    """What a machine's disk has above its image's, *base*, in one file, with what *below* it is a template's. Its guest stands still.
-    Raises ImageCorrupt."""
-    await _copy(disk, target)
-    if below is None:
-        await run_beside([*REBASE, str(base), "-u", str(target)], timeout=LONGEST)
-        return await sealed(target)
-    layer = target.with_suffix(".layer")
-    await _copy(below, layer)
-    await run_beside([*REBASE, str(base), "-u", str(layer)], timeout=LONGEST)
-    await run_beside([*REBASE, str(layer), "-u", str(target)], timeout=LONGEST)
-    await run_beside([*REBASE, str(base), str(target)], timeout=LONGEST)
-    layer.unlink()
+async def write_disk(disk: Path, layers: Sequence[Path], base: Path, target: Path) -> Part:
+    """What a machine's disk has above its image's, *base*, in one file, with what the *layers* between them have. Its guest stands
+    still. Raises ImageCorrupt."""
+    copies = [target, *(target.with_suffix(f".layer{number}") for number in range(len(layers)))]
+    for source, copy, below in zip((disk, *layers), copies, (*copies[1:], base), strict=True):
+        await _copy(source, copy)
+        await run_beside([*REBASE, str(below), "-u", str(copy)], timeout=LONGEST)
+    if layers:
+        await run_beside([*REBASE, str(base), str(target)], timeout=LONGEST)
+    for copy in copies[1:]:
+        copy.unlink()
     return await sealed(target)
 
 
