@@ -171,12 +171,12 @@ class QemuHypervisor(QemuHost):
     async def prepare_template(self, spec: DomainSpec, image_disk: Path) -> None:
         from belljar.hypervisor.qemu.template.making import prepare
 
-        await prepare(await self._begin(spec), image_disk, spec.of_template.disk_size, spec.seed)
+        await prepare(await self._begin(spec), image_disk, spec.of_template.disk_size)
 
     async def _begin(self, spec: DomainSpec) -> Path:
         key, memory = self._key(spec), spec.of_template.memory
         more = cmdline.pieces(spec.plugged, memory) if spec.fork else ()
-        return await wholly_in_thread(lambda: self._templates.begin(key, memory, spec.owner, more))
+        return await wholly_in_thread(lambda: self._templates.begin(key, memory, spec.owner, more, spec.seed))
 
     async def save_template(self, spec: DomainSpec, domain: Any, grows: Set[str] = frozenset()) -> Template:
         from belljar.hypervisor.qemu.template.making import freeze, publish

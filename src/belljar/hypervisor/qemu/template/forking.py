@@ -19,7 +19,7 @@ from belljar.hypervisor.qemu.cmdline import WRITTEN
 from belljar.hypervisor.qemu.domain import QemuDomain, Switch
 from belljar.hypervisor.qemu.template.folders import DISK, give
 from belljar.hypervisor.qemu.template.making import OVERLAY_TIMEOUT, copy_data
-from belljar.model import MIB, SEED
+from belljar.model import MIB
 
 HEIR = "heir"
 # Seconds a guest may run while its memory is moved; one that writes more than is moved then waits for the rest. An emulated one stands
@@ -70,13 +70,11 @@ class Split:
         self._further.unlink(missing_ok=True)
 
     async def hand_on(self, draft: Path) -> None:
-        """What was written is the template's disk, too: the same file, but for a store in another file system. The disc is copied."""
+        """What was written is the template's disk, too: the same file, but for a store in another file system."""
         try:
             os.link(self._written, draft / DISK)
         except OSError:
             await wholly_in_thread(lambda: copy(self._written, draft / DISK))
-        if (seed := self._spec.seed) is not None:
-            await wholly_in_thread(lambda: copy(seed, draft / SEED))
 
 
 def copy(source: Path, target: Path) -> None:
