@@ -8,6 +8,7 @@ import re
 import select
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -265,14 +266,14 @@ def test_a_machine_of_a_fork_that_is_killed_harms_neither_its_parent_nor_others(
 
 WRITES = """
 i=0
-while [ $i -lt 20000 ]; do
-  i=$((i + 1)); echo $i
-  [ $((i % 100)) = 0 ] && echo $i >> /root/numbers && sleep 0.01
+while [ $i -lt 3000 ]; do
+  i=$((i + 1)); echo $i; echo $i >> /root/numbers
+  [ $((i % 1000)) = 0 ] && read line
 done
 wc -l < /root/numbers >&2
 exit 7
 """
-WROTE = b"".join(b"%d\n" % number for number in range(1, 20001))
+WROTE = b"".join(b"%d\n" % number for number in range(1, 3001))
 
 
 @pytest.fixture(scope="module")
@@ -282,10 +283,11 @@ def written(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     belljar = with_images(folder, store)
     words = ("--network", "user", "--scratch", "64M", *RAMDISK)
     with open(folder / "output", "wb") as stdout:
-        job = belljar.popen("run", *words, "--", "sh", "-c", WRITES, stdout=stdout)
+        job = belljar.popen("run", *words, "--", "sh", "-c", WRITES, stdin=subprocess.PIPE, stdout=stdout)
     until(folder / "output", 1000)
     done = belljar("checkpoint", "--stop", *belljar.machines(), str(folder / "kept"))
     assert (done.returncode, job.wait(LONGEST)) == (0, os.EX_TEMPFAIL), done.stderr
+    belljar.close()
     return folder
 
 
@@ -297,8 +299,8 @@ def kept(written: Path, tmp_path: Path) -> Path:
 
 def goes_on(belljar: Belljar, kept: Path, said: bytes) -> None:
     """From there to its end: no number is lost and none is doubled."""
-    gone = belljar.run("--restore", str(kept))
-    assert (gone.returncode, gone.stderr.strip()) == (7, b"200"), gone.stderr
+    gone = belljar.run("--restore", str(kept), input=b"1\n2\n3\n")
+    assert (gone.returncode, gone.stderr.strip()) == (7, b"3000"), gone.stderr
     assert said + gone.stdout == WROTE and belljar.leftovers() == []
 
 
@@ -308,7 +310,8 @@ def test_one_that_is_killed_when_it_goes_on_does_so_the_next_time(
     belljar: Belljar, written: Path, kept: Path, step: str
 ) -> None:
     before = templates(belljar)
-    assert belljar.run("--restore", str(kept), env=dies(step)).returncode == -signal.SIGKILL
+    died = belljar.run("--restore", str(kept), env=dies(step), input=b"1\n2\n3\n")
+    assert died.returncode == -signal.SIGKILL, died.stderr
     reaped(belljar, before)
     assert sorted(os.listdir(kept)) == ["1", "lock"]
     goes_on(belljar, kept, (written / "output").read_bytes())
@@ -321,7 +324,10 @@ def test_one_that_is_killed_when_it_is_written_goes_on_from_the_last_that_is_who
 ) -> None:
     before, second = templates(belljar), tmp_path / "second"
     with open(second, "wb") as stdout:
-        job = belljar.popen("run", "--restore", str(kept), stdout=stdout, env=dies(step))
+        job = belljar.popen("run", "--restore", str(kept), stdin=subprocess.PIPE, stdout=stdout, env=dies(step))
+    assert job.stdin is not None
+    job.stdin.write(b"1\n")
+    job.stdin.flush()
     until(second, 500)
     done = belljar("checkpoint", "--stop", *belljar.machines(), str(kept))
     assert job.wait(LONGEST) == -signal.SIGKILL and (done.returncode != 0 or step in LEAVING)

@@ -19,7 +19,7 @@ from belljar.hypervisor.qemu.template.folders import (
     copy_overlay,
     key_of,
 )
-from belljar.model import MIB, SEED
+from belljar.model import MIB
 
 FACTS = {"image": "d" * 64, "memory": 8 * MIB, "cpus": 1}
 KEY = key_of(FACTS)
