@@ -41,12 +41,15 @@ WROTE = b"".join(b"%d\n" % number for number in range(1, 3001))
     [
         pytest.param(("--firmware", "uefi"), "inject", f"{AGENT_PATH}/* {UNIT_PATH}", id="uefi-inject"),
         pytest.param(("--firmware", "bios"), "cloud-init", "/dev/vdb /usr/bin/perl", id="bios-cloud-init"),
-        pytest.param((), "cloud-init", "/dev/vdb /usr/bin/perl", id="cloud-init"),
+        pytest.param((), "cloud-init", "/dev/vdb /usr/bin/perl", id="cloud-init-of-its-own"),
         pytest.param((), "inject", "/usr/bin/perl", id="inject"),
     ],
 )
 def test_a_whole_debian(belljar: Belljar, imported: tuple[str, ...], asked: str, files: str) -> None:
     machine = ("--image", stock(belljar, "bookworm", *imported), "--context", asked, "-m", "1G")
+    if not imported and asked == "cloud-init":  # it has no template then
+        (belljar.folder / "user-data").write_text("#!/bin/sh\necho mine > /etc/mine\n")
+        machine, files = (*machine, "--user-data", str(belljar.folder / "user-data")), f"{files} /etc/mine"
     is_forked(belljar, machine, files)
     is_written(belljar, machine, files)
 

@@ -229,9 +229,9 @@ class QemuHypervisor(QemuHost):
         template = self._templates.read(key)
         if template is None or "fork" not in template.facts:
             raise TemplateError("the fork is gone: it goes with the last machine of it")
-        facts = {**template.facts["fork"]}
-        frame = facts.pop("frame")
-        return replace(spec, **{**facts, "owner": (*facts["owner"],), "frame": Frame(**frame) if frame else None})
+        had = template.facts["fork"]
+        frame, boot = Frame(**had["frame"]) if had["frame"] else None, replace(spec.boot, digest=had["boot"])
+        return replace(spec, **{**had, "owner": (*had["owner"],), "frame": frame, "boot": boot})
 
     def _key(self, spec: DomainSpec) -> str:
         return key_of(self._facts(spec))

@@ -124,8 +124,7 @@ class TemplateStore:
     def begin(
         self, key: str, memory: int, owner: tuple[int, int], more: Sequence[int] = (), seed: Path | None = None
     ) -> Path:
-        """A draft with its files of memory, for QEMU's user, and a copy of the disc that its clones' guests still see in the drive.
-        Raises NoSpace before anything is written."""
+        """A draft with files of memory for QEMU's user and a copy of the disc. Raises NoSpace before anything is written."""
         private_folder(self.folder)
         sizes = {RAM: memory, **{f"{MORE}{number}": size for number, size in enumerate(more)}}
         free, memory = free_bytes(self.folder), sum(sizes.values())
