@@ -1,9 +1,13 @@
-"""Freeze and restore of a machine with so much in its memory, half of it random bytes, half text; beside `dd` of as many bytes.
+"""Freeze and restore of a machine with so much memory, half of it filled: as many random bytes as text; beside `dd` in the same folder.
 
-freeze      the machine stands still: memory and disk are written, packed by zstd where it is there
-restore     everything is checked, read and loaded, until the guest has proved who it is
-dd          as many bytes as the checkpoint has, written and synced
-unpacked    the memory unpacked by zstd and written by `cat`, as without zstd
+state       the guest's memory and devices as QEMU writes them, unpacked
+checkpoint  all files of the checkpoint, the state packed by zstd where it is there
+freeze      the machine stands still: everything is written, with its checksums, and synced
+restore     from `belljar run --restore` until its command goes on: everything is checked, read and loaded
+dd write    as many bytes as the checkpoint has, out of memory, synced
+dd read     the checkpoint's state, as it is
+
+What `restore` and `dd read` read is not in the host's page cache. MB/s are those of the state.
 """
 
 from __future__ import annotations
@@ -18,8 +22,20 @@ from pathlib import Path
 
 from common import parser, publish, seconds, table
 
-MIB = 1 << 20
-FILL = "cd /dev/shm; head -c {0}M /dev/urandom > a; yes 'a line of text' | head -c {0}M > b; echo ready; read line"
+MIB, MB = 1 << 20, 1_000_000
+FILL = """\
+mount -o remount,size=75% /dev/shm
+cd /dev/shm
+head -c {0}M /dev/urandom > a
+yes 'a line of text' | head -c {0}M > b
+echo ready
+read line
+echo goes on
+"""
+COLUMNS = {
+    "memory": "memory MiB", "state": "state MiB", "size": "checkpoint MiB", "freeze": "freeze s", "freeze_mb_per_s": "MB/s",
+    "write": "dd write s", "restore": "restore s", "restore_mb_per_s": "MB/s", "read": "dd read s",
+}  # fmt: skip
 
 
 def main() -> None:
@@ -27,44 +43,78 @@ def main() -> None:
     arguments.add_argument("--memory", type=int, nargs="+", default=[256, 1024], help="MiB of the machines")
     arguments.add_argument("--folder", help="where the checkpoints are written to (default: a temporary folder)")
     args = arguments.parse_args()
-    figures, rows = [], []
+    figures = []
     for memory in args.memory:
         with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-            figure = measure(args.belljar, args.image, memory, Path(folder))
-        figures.append(figure)
-        rows.append([figure[name] for name in ("memory", "size", "freeze", "restore", "dd", "unpacked")])
-    table(("memory MiB", "checkpoint MiB", "freeze s", "restore s", "dd s", "unpacked s"), rows)
+            figures.append(measure(args.belljar, args.image, memory, Path(folder)))
+    table([*COLUMNS.values()], [[figure[name] for name in COLUMNS] for figure in figures])
     publish(args, {"benchmark": "checkpoint", "machines": figures})
 
 
 def measure(belljar: str, image: str, memory: int, folder: Path) -> dict[str, float]:
     """One machine: written, ended, and gone on."""
-    report, kept = folder / "report", folder / "kept"
-    fill = FILL.format(memory // 4)
-    run = [belljar, "run", "--image", image, "--cwd", "/", "-m", f"{memory}M", "--name", f"bench-{os.getpid()}"]
-    with subprocess.Popen(
-        [*run, "--report", report, "--", "sh", "-ec", fill], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as job:
+    report, kept, name = folder / "report", folder / "kept", f"bench-{os.getpid()}"
+    machine = [
+        "--image",
+        image,
+        "--user",
+        "0:0",
+        "--cwd",
+        "/",
+        "-m",
+        f"{memory}M",
+        "--name",
+        name,
+        "--report",
+        str(report),
+    ]
+    run, pipe = [belljar, "run", *machine, "--", "sh", "-ec", FILL.format(memory // 4)], subprocess.PIPE
+    with subprocess.Popen(run, stdin=pipe, stdout=pipe) as job:
         assert job.stdout is not None
         if job.stdout.readline() != b"ready\n":
             sys.exit(f"the machine of {memory} MiB could not be filled")
-        subprocess.run(
-            [belljar, "checkpoint", "--stop", f"bench-{os.getpid()}", kept], check=True, stdout=subprocess.DEVNULL
-        )
+        subprocess.run([belljar, "checkpoint", "--stop", name, kept], check=True, stdout=subprocess.DEVNULL)
     freeze = json.loads(report.read_text())["phases"]["freeze"]
-    size = sum(path.stat().st_size for path in (kept / "1").iterdir())
+    checkpoint = kept / "1"
+    size = sum(path.stat().st_size for path in checkpoint.iterdir())
+    state = unpacked(checkpoint)
+    uncache(checkpoint)
     begin = time.perf_counter()
-    subprocess.run([belljar, "run", "--restore", kept, "--report", report], input=b"\n", check=True)
-    whole, phases = time.perf_counter() - begin, json.loads(report.read_text())["phases"]
-    restore = whole - sum(phases.get(name, 0.0) for name in ("run", "stop", "clean"))
-    copy = folder / "copy"
-    dd = seconds(["dd", "if=/dev/zero", f"of={copy}", "bs=1M", f"count={size // MIB}", "conv=fsync", "status=none"])
-    subprocess.run(["zstd", "-dqf", kept / "1/memory", "-o", folder / "raw"], check=True)
-    unpacked = seconds(["dd", f"if={folder / 'raw'}", f"of={copy}", "bs=1M", "conv=fsync", "status=none"])
+    with subprocess.Popen([belljar, "run", "--restore", kept], stdin=pipe, stdout=pipe) as job:
+        assert job.stdin is not None and job.stdout is not None
+        job.stdin.write(b"\n")
+        job.stdin.close()
+        if job.stdout.readline() != b"goes on\n":
+            sys.exit(f"the machine of {memory} MiB did not go on")
+        restore = time.perf_counter() - begin
+    noise = folder / "noise"
+    noise.write_bytes(os.urandom(size))
+    write = seconds(["dd", f"if={noise}", f"of={folder / 'copy'}", "bs=1M", "conv=fsync", "status=none"])
+    uncache(checkpoint)
+    read = seconds(["dd", f"if={checkpoint / 'memory'}", "of=/dev/null", "bs=1M", "status=none"])
     return {
-        "memory": memory, "size": size / MIB, "freeze": freeze, "restore": restore, "dd": dd, "unpacked": unpacked,
-        "freeze_mb_per_s": memory / 2 / freeze, "restore_mb_per_s": memory / 2 / restore,
+        "memory": memory, "state": state / MIB, "size": size / MIB, "freeze": freeze, "freeze_mb_per_s": state / freeze / MB,
+        "write": write, "restore": restore, "restore_mb_per_s": state / restore / MB, "read": read,
     }  # fmt: skip
+
+
+def unpacked(checkpoint: Path) -> int:
+    """Bytes of its memory as QEMU wrote them."""
+    if json.loads((checkpoint / "manifest.json").read_text())["packed_by"] != "zstd":
+        return (checkpoint / "memory").stat().st_size
+    with subprocess.Popen(["zstd", "-dqc", checkpoint / "memory"], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        size = 0
+        while data := process.stdout.read(MIB):
+            size += len(data)
+    return size
+
+
+def uncache(folder: Path) -> None:
+    """The next reader of its files, which are synced, has them from the disk."""
+    for path in folder.iterdir():
+        with open(path, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from pathlib import Path
 from common import parser, publish, summary, table
 
 FILL = """\
+mount -o remount,size=75% /dev/shm
 cd /dev/shm
 head -c {0}M /dev/urandom > a
 yes 'a line of text' | head -c {0}M > b

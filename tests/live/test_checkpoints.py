@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 from tests.live.conftest import LONGEST, Belljar
 
 from belljar.host.watch import growth
-from belljar.machine.checkpoints import newest, peek
 
 COUNTS = """
 i=0
@@ -71,56 +69,3 @@ def test_a_job_is_written_twice_and_goes_on_elsewhere_at_the_exact_byte(
     (row,) = elsewhere.json("ps", "-a")
     outcome = json.loads((elsewhere.logs / row["id"] / "outcome.json").read_text())
     assert (outcome["restarts"], outcome["start"], outcome["cause"]) == (1, "restored", "finished")
-
-
-FREEZING = ("freeze-held", "freeze-paused", "freeze-memory", "freeze-disks", "freeze-manifest", "freeze-published")
-RESTORING = ("after-claim", "after-overlay", "after-spawn", "after-qmp", "after-agent", "payload-started")
-
-
-def begun(belljar: Belljar, folder: str, output: Path) -> None:
-    """A job that was written to the folder and ended."""
-    with open(output, "wb") as stdout:
-        job = belljar.popen("run", "--cwd", "/root", "--", "sh", "-c", COUNTS, stdout=stdout)
-    until(output, 1000)
-    assert belljar("checkpoint", "--stop", machine_of(belljar), folder).returncode == 0
-    assert job.wait(LONGEST) == os.EX_TEMPFAIL
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("point", RESTORING)
-def test_killed_while_it_begins_to_go_on_it_goes_on_the_next_time(
-    belljar: Belljar, elsewhere: Belljar, tmp_path: Path, point: str
-) -> None:
-    folder, output = str(tmp_path / "kept"), tmp_path / "output"
-    begun(belljar, folder, output)
-    dies = {"BELLJAR_TESTING_ABORT_AT": point}
-    assert elsewhere.run("--restore", folder, env=dies).returncode == -signal.SIGKILL
-    gone = elsewhere.run("--restore", folder)
-    assert gone.returncode == 7, gone.stderr
-    assert output.read_bytes() + gone.stdout == COUNTED
-    elsewhere("reap")
-    assert elsewhere.leftovers() == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("point", FREEZING)
-def test_killed_while_it_is_written_it_goes_on_from_the_last_one_that_is_whole(
-    belljar: Belljar, elsewhere: Belljar, tmp_path: Path, point: str
-) -> None:
-    folder, output, second = str(tmp_path / "kept"), tmp_path / "output", tmp_path / "second"
-    begun(belljar, folder, output)
-    with open(second, "wb") as stdout:
-        dies = {"BELLJAR_TESTING_ABORT_AT": point}
-        job = elsewhere.popen("run", "--restore", folder, stdout=stdout, env=dies)
-    until(second, 500)
-    assert elsewhere("checkpoint", machine_of(elsewhere), folder).returncode != 0
-    assert job.wait(LONGEST) == -signal.SIGKILL
-    checkpoint, _ = newest(Path(folder), peek)
-    assert checkpoint is not None
-    there = checkpoint.manifest.standstill.stdout
-    gone = elsewhere.run("--restore", folder)
-    assert gone.returncode == 7, gone.stderr
-    assert (output.read_bytes() + second.read_bytes())[:there] + gone.stdout == COUNTED
-    assert sorted(os.listdir(folder)) == (["1", "2", "lock"] if point == "freeze-published" else ["1", "lock"])
-    elsewhere("reap")
-    assert elsewhere.leftovers() == []

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.live.conftest import LONGEST, STORE, Belljar
+from tests.live.conftest import STORE, Belljar
 
 NAME = f"warm-{os.getpid()}"
 LOADED = """\
@@ -25,8 +25,6 @@ print(subprocess.run(["pgrep", "-x", "sleep"], stdout=subprocess.PIPE).stdout.de
 sys.exit(7)
 """
 PREPARE = "echo loaded > /tmp/loaded; setsid sleep 100000 < /dev/null > /dev/null 2>&1 & exec python3 loaded.py"
-BEFORE_IT_IS_WHOLE = ("after-claim", "while its command runs", "template-settled")
-MAKING = (*BEFORE_IT_IS_WHOLE, "before-release", "outcome-written")
 
 
 @pytest.fixture
@@ -82,33 +80,3 @@ def test_a_preparation_that_fails_leaves_nothing(warm: Belljar, command: str, sa
     assert done.returncode == 125 and says in done.stderr.decode(), done.stderr
     assert warm.json("image", "list") == images and warm.leftovers() == []
     assert set(STORE.glob("templates/*.draft")) <= drafts
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("point", MAKING)
-def test_a_preparation_that_is_killed_leaves_nothing_and_the_next_one_works(
-    belljar: Belljar, tmp_path: Path, point: str
-) -> None:
-    """Memory that was whole by then is the next one's."""
-    store = tmp_path / "store"
-    belljar.env.update(BELLJAR_PATHS_STORE=str(store), BELLJAR_PATHS_SITE_STORE=str(STORE))
-
-    def kept() -> list[Path]:
-        return [path for part in ("images/sha256-*", "images/drafts/*", "templates/*[!k]") for path in store.glob(part)]
-
-    words = ("--from", "debian12", "-m", "256M", "--user", "0:0", "--cwd", "/")
-    prepare = ("image", "warm", NAME, *words, "--", "sh", "-c", "echo prepared | tee /tmp/mark; sleep 2")
-    died = belljar.popen(*prepare, env={"BELLJAR_TESTING_ABORT_AT": point})
-    if point == "while its command runs":
-        assert died.stderr is not None and died.stderr.readline() == b"prepared\n"
-        died.kill()
-    assert died.wait(LONGEST) == -signal.SIGKILL and list((store / "images/names").glob("*")) == []
-    assert belljar("reap").returncode == 0 and belljar.leftovers() == []
-    assert belljar("image", "gc").returncode == 0
-    is_whole = point not in BEFORE_IT_IS_WHOLE
-    assert len(kept()) == (2 if is_whole else 0), kept()
-    done = belljar(*prepare)
-    assert (done.returncode, done.stderr) == (0, b"" if is_whole else b"prepared\n")
-    assert belljar.run("--image", NAME, "--", "cat", "/tmp/mark").stdout == b"prepared\n"
-    assert belljar("image", "remove", NAME).returncode == 0
-    assert kept() == [] == belljar.leftovers()

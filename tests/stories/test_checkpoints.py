@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ RUNS = Script(runs_for=100.0, exit_code=3, stdout=b"12345")
 def disks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a fake machine they are no qcow2."""
 
-    async def write(disk: Path, below: Path | None, base: Path, target: Path) -> Any:
+    async def write(disk: Path, layers: Sequence[Path], base: Path, target: Path) -> Any:
         target.write_bytes(b"disk")  # noqa: ASYNC240
         return await content.sealed(target)
 

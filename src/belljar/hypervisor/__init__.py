@@ -203,7 +203,7 @@ class DomainSpec:
     def of_fork(self) -> Mapping[str, Any]:
         """In what the clones of a fork are as their parent is, and cannot know by themselves."""
         sizes = {"cpus": self.cpus, "memory": self.memory, "disk_size": self.disk_size, "owner": [*self.owner]}
-        return {"fork": self.fork, **sizes, "frame": to_json(self.frame)}
+        return {"fork": self.fork, **sizes, "frame": to_json(self.frame), "boot": self.boot.digest}
 
     @property
     def served(self) -> tuple[SharedFolder, ...]:

@@ -148,6 +148,12 @@ def test_a_new_draft_replaces_what_a_dead_builder_left(store: TemplateStore) -> 
     assert sorted(path.name for path in store.begin(KEY, 8 * MIB, ME).iterdir()) == [RAM]
 
 
+def test_the_disc_in_the_drive_is_the_templates_own(store: TemplateStore, tmp_path: Path) -> None:
+    (tmp_path / "disc").write_bytes(b"seed")
+    draft = store.begin(KEY, 8 * MIB, ME, seed=tmp_path / "disc")
+    assert (draft / SEED).read_bytes() == b"seed" and not (draft / SEED).samefile(tmp_path / "disc")
+
+
 def test_a_template_is_made_again_in_the_place_of_one_that_cannot_be_used(store: TemplateStore) -> None:
     (make(store).folder / STATE).unlink()
     assert store.find(KEY) is None

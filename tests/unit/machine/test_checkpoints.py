@@ -153,16 +153,29 @@ def content_of(disk: Path) -> bytes:
     return raw.read_bytes()
 
 
-@pytest.mark.parametrize("is_clone", [False, True])
-async def test_the_files_below_are_belljars_own_whatever_the_header_names(is_clone: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("depth", [0, 1, 2])
+async def test_the_files_below_are_belljars_own_whatever_the_header_names(depth: int, tmp_path: Path) -> None:
     secret, base = tmp_path / "secret", layer(tmp_path / "base.qcow2")
     secret.write_bytes(b"secret" + bytes(MIB - 6))
     hostile = layer(tmp_path / "disk", "-F", "raw", "-b", str(secret))
-    below = layer(tmp_path / "below", "-F", "raw", "-b", str(secret)) if is_clone else None
+    layers = [layer(tmp_path / f"below{number}", "-F", "raw", "-b", str(secret)) for number in range(depth)]
     written = tmp_path / "disk.qcow2"
-    await content.write_disk(hostile, below, base, written)
+    await content.write_disk(hostile, layers, base, written)
     assert content_of(written) == bytes(MIB)
-    assert {*os.listdir(tmp_path)} - {"below"} == {"base.qcow2", "disk", "disk.qcow2", "disk.raw", "secret"}
+    left = {path for path in os.listdir(tmp_path) if not path.startswith("below")}
+    assert left == {"base.qcow2", "disk", "disk.qcow2", "disk.raw", "secret"}
+
+
+async def test_what_lies_between_a_disk_and_its_image_is_written_too(tmp_path: Path) -> None:
+    base, layers, disk = layer(tmp_path / "base"), [tmp_path / "template", tmp_path / "agent"], tmp_path / "disk"
+    for number, (path, below) in enumerate(((layers[1], base), (layers[0], layers[1]), (disk, layers[0]))):
+        layer(path, "-F", "qcow2", "-b", str(below))
+        commands.run(["qemu-io", "-c", f"write -P {number + 1} {64 * number}k 64k", str(path)], timeout=60)
+    await content.write_disk(disk, layers, base, tmp_path / "written")
+    for path in layers:
+        path.unlink()
+    whole = content_of(tmp_path / "written")
+    assert [whole[number << 16] for number in range(4)] == [1, 2, 3, 0]
 
 
 async def test_the_copy_of_a_file_that_is_only_read_can_be_written_by_its_owner(tmp_path: Path) -> None:
@@ -176,7 +189,7 @@ async def test_a_disk_whose_content_lies_in_another_file_is_refused(tmp_path: Pa
     base = layer(tmp_path / "base.qcow2")
     secret = tmp_path / "secret"
     hostile = layer(tmp_path / "disk", "-o", f"data_file={secret},data_file_raw=on")
-    for disk, below in ((hostile, None), (layer(tmp_path / "mine"), hostile)):
+    for disk, layers in ((hostile, ()), (layer(tmp_path / "mine"), (hostile,))):
         with pytest.raises(errors.ImageCorrupt, match="its data lies in another file"):
-            await content.write_disk(disk, below, base, tmp_path / "kept.qcow2")
+            await content.write_disk(disk, layers, base, tmp_path / "kept.qcow2")
         (tmp_path / "kept.qcow2").unlink()

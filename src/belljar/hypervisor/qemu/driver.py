@@ -171,12 +171,12 @@ class QemuHypervisor(QemuHost):
     async def prepare_template(self, spec: DomainSpec, image_disk: Path) -> None:
         from belljar.hypervisor.qemu.template.making import prepare
 
-        await prepare(await self._begin(spec), image_disk, spec.of_template.disk_size, spec.seed)
+        await prepare(await self._begin(spec), image_disk, spec.of_template.disk_size)
 
     async def _begin(self, spec: DomainSpec) -> Path:
         key, memory = self._key(spec), spec.of_template.memory
         more = cmdline.pieces(spec.plugged, memory) if spec.fork else ()
-        return await wholly_in_thread(lambda: self._templates.begin(key, memory, spec.owner, more))
+        return await wholly_in_thread(lambda: self._templates.begin(key, memory, spec.owner, more, spec.seed))
 
     async def save_template(self, spec: DomainSpec, domain: Any, grows: Set[str] = frozenset()) -> Template:
         from belljar.hypervisor.qemu.template.making import freeze, publish
@@ -229,9 +229,9 @@ class QemuHypervisor(QemuHost):
         template = self._templates.read(key)
         if template is None or "fork" not in template.facts:
             raise TemplateError("the fork is gone: it goes with the last machine of it")
-        facts = {**template.facts["fork"]}
-        frame = facts.pop("frame")
-        return replace(spec, **{**facts, "owner": (*facts["owner"],), "frame": Frame(**frame) if frame else None})
+        had = template.facts["fork"]
+        frame, boot = Frame(**had["frame"]) if had["frame"] else None, replace(spec.boot, digest=had["boot"])
+        return replace(spec, **{**had, "owner": (*had["owner"],), "frame": frame, "boot": boot})
 
     def _key(self, spec: DomainSpec) -> str:
         return key_of(self._facts(spec))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -80,17 +80,16 @@ def memory(path: Path, program: str) -> Iterator[int]:
         yield child.stdout.fileno()
 
 
-async def write_disk(disk: Path, below: Path | None, base: Path, target: Path) -> Part:
-    """What a machine's disk has above its image's, *base*, in one file, with what *below* it is a template's. Its guest stands still.
-    Raises ImageCorrupt."""
-    layer = target.with_suffix(".layer")
-    if below is None:
-        await read_disk(disk, base, target)
-    else:
-        await read_disk(disk, layer, target)
-        await read_disk(below, base, layer)
+async def write_disk(disk: Path, layers: Sequence[Path], base: Path, target: Path) -> Part:
+    """What a machine's disk has above its image's, *base*, in one file, with what the *layers* between them have. Its guest stands
+    still. Raises ImageCorrupt."""
+    copies = [target, *(target.with_suffix(f".layer{number}") for number in range(len(layers)))]
+    for source, copy, below in zip((disk, *layers), copies, (*copies[1:], base), strict=True):
+        await read_disk(source, below, copy)
+    if layers:
         await run_beside([*REBASE, str(base), str(target)], timeout=LONGEST)
-        layer.unlink()
+    for copy in copies[1:]:
+        copy.unlink()
     return await sealed(target)
 
 

@@ -109,13 +109,16 @@ async def _freeze(order: Freeze, life: Lifecycle, running: Running, services: Se
 async def _write(
     draft: Path, domain: Domain, plan: Plan, life: Lifecycle, services: Services, packer: str
 ) -> dict[str, Part]:
-    """The large files. Of a template that was removed meanwhile, its QEMU has the disk and the disc open."""
+    """The large files. What was removed meanwhile, a template or what was put into the image, its QEMU has open."""
     spec, template = plan.spec, plan.template
     files = {MEMORY: await content.write_memory(services.hypervisor.cloning, domain, draft / MEMORY, packer)}
     life.point("freeze-memory")
     base = services.images.resolve(life.outcome.image_digest).disk.resolve()
-    below = content.opened(domain.pid, template.disk) if template else None
-    files[DISK] = await content.write_disk(spec.disk, below, base, draft / DISK)
+    between = [template.disk] if template else []
+    if plan.context.layer:
+        between.append(plan.context.image.disk)
+    layers = [content.opened(domain.pid, path) for path in between]
+    files[DISK] = await content.write_disk(spec.disk, layers, base, draft / DISK)
     for disk in spec.disks:
         if disk.name != EXCHANGE:
             name = f"{disk.name}.qcow2"

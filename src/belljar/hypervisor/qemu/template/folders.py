@@ -49,6 +49,7 @@ FORMAT = 2  # of the folder; part of every key
 RAM, MORE, STATE, DISK, CLONE, MANIFEST = "ram", "more", "state", "disk.qcow2", "clone.qcow2", "manifest.json"
 FILES = (RAM, STATE, DISK, CLONE)
 DRAFT, LOCK = ".draft", ".lock"
+LARGEST_SEED = 1 << 30
 LARGEST_OVERLAY = 64 * MIB  # an empty overlay on the largest disk
 ROOM = 256 * MIB  # what a boot writes to its disk, and the device state
 DAY = 86400.0
@@ -120,8 +121,10 @@ class TemplateStore:
 
     # -- making ------------------------------------------------------------------------------------------------------
 
-    def begin(self, key: str, memory: int, owner: tuple[int, int], more: Sequence[int] = ()) -> Path:
-        """An empty draft with its files of memory, for QEMU's user. Raises NoSpace before anything is written."""
+    def begin(
+        self, key: str, memory: int, owner: tuple[int, int], more: Sequence[int] = (), seed: Path | None = None
+    ) -> Path:
+        """A draft with files of memory for QEMU's user and a copy of the disc. Raises NoSpace before anything is written."""
         private_folder(self.folder)
         sizes = {RAM: memory, **{f"{MORE}{number}": size for number, size in enumerate(more)}}
         free, memory = free_bytes(self.folder), sum(sizes.values())
@@ -135,6 +138,8 @@ class TemplateStore:
                 with open(draft / name, "xb", opener=private) as file:
                     file.truncate(size)
                     give(file.fileno(), owner)
+            if seed is not None:
+                write_whole(draft / SEED, read_capped(seed, LARGEST_SEED))
         return draft
 
     def publish(

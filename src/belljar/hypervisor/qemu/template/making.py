@@ -13,7 +13,7 @@ from typing import Any
 
 from belljar.errors import BelljarError, HostError, HypervisorError, NoMemory, TemplateError
 from belljar.host.commands import run_beside
-from belljar.host.files import no_space_as_error, private, read_capped, write_whole
+from belljar.host.files import private
 from belljar.host.threads import in_thread, wholly_in_thread
 from belljar.hypervisor import Template
 from belljar.hypervisor.qemu.abilities import FILE_MIGRATION, Abilities
@@ -24,19 +24,14 @@ from belljar.model import MIB, SEED
 
 QUIT_GRACE = 30.0  # seconds QEMU may take to write what it holds of the disk
 OVERLAY_TIMEOUT = 60.0
-LARGEST_SEED = 1 << 30
 
 
-async def prepare(draft: Path, image_disk: Path, size: int, seed: Path | None) -> None:
-    """An empty qcow2 disk of *size* bytes on top of the image, and a copy of the disc that the clones' guests still see in its
-    drive."""
+async def prepare(draft: Path, image_disk: Path, size: int) -> None:
+    """An empty qcow2 disk of *size* bytes on top of the image."""
     base = await in_thread(image_disk.resolve)
     argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", str(base), str(draft / DISK), str(size)]
     await run_beside(argv, timeout=OVERLAY_TIMEOUT)
     os.chmod(draft / DISK, 0o600)
-    if seed is not None:
-        with no_space_as_error(draft):
-            await wholly_in_thread(lambda: write_whole(draft / SEED, read_capped(seed, LARGEST_SEED)))
 
 
 async def freeze(domain: QemuDomain, state: Path, abilities: Abilities, *, timeout: float) -> None:
