@@ -56,7 +56,8 @@ Memory = Mapping[str, Known]
 
 
 def remember(memory: Memory, answers: Answers, now: float) -> tuple[tuple[TypeStatus, ...], Memory]:
-    """All that is known of types in the space: what factories told now and, of silent ones, what they told not long ago. The second value is the memory for the next time."""
+    """All that is known of types in the space: what factories told now and, of silent ones, what they told not long ago.
+    The second value is the memory for the next time."""
     answered = {
         factory: Known(now, tuple(status for status in statuses if isinstance(status, TypeStatus)))
         for factory, statuses in answers.found.items()
