@@ -30,7 +30,7 @@ from belljar.lease import (
     Tell,
     Wanted,
 )
-from belljar.lease.clerk import Clerk
+from belljar.lease.clerk import events, explain, over, usage
 from belljar.lease.decisions.advance import advance
 from belljar.lease.decisions.case import Seen
 from belljar.lease.decisions.margins import Queue
@@ -190,7 +190,7 @@ def test_a_changed_policy_counts_at_once(site: Site) -> None:
     site.policies[:] = [Policy("none", users=("bob",))]
     with pytest.raises(LeaseDenied, match="no policy is for ada"):
         site.desk.run(ADA, WANTED)
-    assert Clerk(site.desk).explain(ADA, WANTED)[-1] == ("no policy is for ada", False)
+    assert explain(site.desk, ADA, WANTED)[-1] == ("no policy is for ada", False)
 
 
 def test_nothing_is_left_of_a_lease_when_what_goes_with_it_is_refused(site: Site) -> None:
@@ -206,50 +206,48 @@ def test_nothing_is_left_of_a_lease_when_what_goes_with_it_is_refused(site: Site
 
 def test_the_way_to_a_decision_ends_at_the_first_limit_that_is_not_met(store: Store) -> None:
     site = Site(store, Settings(), Policy("few", users=("*",), machines=4, request=2))
-    clerk = Clerk(site.desk)
-    assert clerk.explain(ADA, replace(WANTED, count=2))[-1] == ("its job waits for nodes", True)
+    assert explain(site.desk, ADA, replace(WANTED, count=2))[-1] == ("its job waits for nodes", True)
     assert site.desk.leases(ADA) == []
     for _ in range(3):
         site.desk.run(ADA, WANTED)
-    assert clerk.explain(ADA, replace(WANTED, count=2)) == [
+    assert explain(site.desk, ADA, replace(WANTED, count=2)) == [
         ("2 nodes for 1140 s; the default queue gives 86400 s", True),
         ("policy few is for ada", True),
         ("machines of one lease: 2 of at most 2", True),
         ("machines: 3 there + 2 asked for = 5 of at most 4", False),
     ]
-    fewer = clerk.explain(ADA, replace(WANTED, count=2, least=1))  # as `run` would grant it
+    fewer = explain(site.desk, ADA, replace(WANTED, count=2, least=1))  # as `run` would grant it
     assert fewer[2] == ("1 of the 2 machines, and 1 are enough", True) and all(is_met for _, is_met in fewer)
-    assert clerk.explain(ADA, replace(WANTED, count=3, least=2))[-1][1] is False
-    assert clerk.explain(ADA, replace(WANTED, seconds=1)) == [("a lease of 1 s; one has 60 to 1209600 s", False)]
+    assert explain(site.desk, ADA, replace(WANTED, count=3, least=2))[-1][1] is False
+    assert explain(site.desk, ADA, replace(WANTED, seconds=1)) == [("a lease of 1 s; one has 60 to 1209600 s", False)]
 
 
 def test_what_was_used_is_told_by_the_pilots_clock_and_agrees_with_what_limits_count(site: Site) -> None:
-    clerk = Clerk(site.desk)
     lease, (first, last) = site.desk.run(ADA, replace(WANTED, count=2, size=Size(cpus=3, memory=GIB // 2)))
     site.starts(lease.id)
     site.moment += 100
     ended = Report(Tell.INSTANCE, lease.id, 1, 0, "p0", 2, instance=first.id, state=InstanceState.TERMINATED, mono=61.2)
     site.hears(ended)
-    one, two = sorted(clerk.acts["usage"](ADA, {})["machines"], key=lambda one: one["ended"] or 0.0, reverse=True)
+    one, two = sorted(usage(site.desk, ADA, {})["machines"], key=lambda one: one["ended"] or 0.0, reverse=True)
     assert (one["machine"], one["seconds"], one["ended"]) == (first.id, 62, one["began"] + 61.2)
     facts = {"core_seconds": 186, "gb_seconds": 31, "vm_minutes": 2}
     assert {name: one[name] for name in facts} == facts
     assert (two["machine"], two["ended"], two["seconds"]) == (last.id, None, 100)
     assert site.store.read(lambda book: book.sums("ada")).used == 186
     site.moment += 1000
-    assert [found["machine"] for found in clerk.acts["usage"](ADA, {"back": 500})["machines"]] == [last.id]
+    assert [found["machine"] for found in usage(site.desk, ADA, {"back": 500})["machines"]] == [last.id]
     root = Owner("root")
-    assert len(clerk.acts["usage"](root, {"all": True})["machines"]) == 2
+    assert len(usage(site.desk, root, {"all": True})["machines"]) == 2
     for asked in ({"all": True}, {"owner": "ada"}):
         with pytest.raises(NotPermitted, match="bob may ask for their own"):
-            clerk.acts["usage"](BOB, asked)
+            usage(site.desk, BOB, asked)
     with pytest.raises(NotPermitted):
-        clerk.acts["over"](BOB, {})
+        over(site.desk, BOB, {})
     with pytest.raises(BadRequest, match="back: 'x': not a number from 0 on"):
-        clerk.acts["usage"](ADA, {"back": "x"})
-    new = clerk.acts["over"](root, {})
+        usage(site.desk, ADA, {"back": "x"})
+    new = over(site.desk, root, {})
     assert [found["machine"] for found in new["machines"]] == [first.id]
-    again = clerk.acts["over"](root, {"after": new["position"]})
+    again = over(site.desk, root, {"after": new["position"]})
     assert again == {"machines": [], "position": new["position"]}
     number, _, wall = new["position"].partition(":")
     for other in (
@@ -258,7 +256,7 @@ def test_what_was_used_is_told_by_the_pilots_clock_and_agrees_with_what_limits_c
         "nonsense",
         "9" * 30 + ":1.0",
     ):  # of records that these are older than, or that are no more
-        assert [found["machine"] for found in clerk.acts["over"](root, {"after": other})["machines"]] == [first.id]
+        assert [found["machine"] for found in over(site.desk, root, {"after": other})["machines"]] == [first.id]
 
 
 def test_a_preemptible_lease_is_in_the_sites_queue_for_them(store: Store) -> None:
@@ -273,12 +271,12 @@ def test_a_preemptible_lease_is_in_the_sites_queue_for_them(store: Store) -> Non
 
 def test_a_lease_shows_its_events_to_its_owner(site: Site) -> None:
     lease, (machine,) = site.desk.run(ADA, WANTED)
-    found = Clerk(site.desk).acts["events"](ADA, {"lease": lease.id})["events"]
+    found = events(site.desk, ADA, {"lease": lease.id})["events"]
     assert [(one["of"], one["after"]) for one in found] == [(lease.id, "requested"), (machine.id, "queued")]
-    rest = Clerk(site.desk).acts["events"](ADA, {"lease": lease.id, "after": found[0]["position"]})["events"]
+    rest = events(site.desk, ADA, {"lease": lease.id, "after": found[0]["position"]})["events"]
     assert rest == found[1:]
     with pytest.raises(NoSuchLease):
-        Clerk(site.desk).acts["events"](BOB, {"lease": lease.id})
+        events(site.desk, BOB, {"lease": lease.id})
 
 
 def test_what_cannot_be_asked_for(site: Site) -> None:

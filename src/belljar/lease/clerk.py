@@ -19,67 +19,84 @@ Asked = dict[str, Any]
 MOST = 500  # events of one answer
 
 
-class Clerk:
-    """Its acts take what was asked as JSON has it, and give what JSON can say."""
+def explain(desk: Desk, owner: Owner, asked: Wanted) -> list[tuple[str, bool]]:
+    """Every step of the decision, in words with numbers, and whether it is met; to the first that is not."""
+    lines = list[tuple[str, bool]]()
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-        self.acts: dict[str, Callable[[Owner, Asked], Asked]] = {
-            "usage": self._usage, "over": self._over, "events": self._events,
-        }  # fmt: skip
+    def look(book: Book) -> None:
+        wanted = desk.checked(asked)
+        limits, policy = desk.queue(wanted.queue), policy_of(desk.policies(), owner.name, owner.group)
+        sums = book.sums(owner.name, policy.since(desk.now()))
+        with suppress(LeaseDenied):
+            wanted = desk.allowed(book, owner, wanted)
+        wanted = desk.timed(wanted, policy, sums)
+        job = fitting(wanted, desk.settings, limits)
+        most = f"{limits.longest:.0f} s" if limits.longest else "any time"
+        queue = f"queue {wanted.queue}" if wanted.queue else "the default queue"
+        lines.append((f"{wanted.nodes} nodes for {job.walltime} s; {queue} gives {most}", True))
+        lines.append((f"policy {policy.name} is for {owner.name}", True))
+        if wanted.count < asked.count:
+            lines.append((f"{wanted.count} of the {asked.count} machines, and {asked.least} are enough", True))
+        for check in checks(wanted, policy, sums):
+            lines.append((check.what, check.is_met))
+            if not check.is_met:
+                return
+        lines.append(("its job waits for nodes", True))
 
-    def explain(self, owner: Owner, asked: Wanted) -> list[tuple[str, bool]]:
-        """Every step of the decision, in words with numbers, and whether it is met; to the first that is not."""
-        lines, desk = list[tuple[str, bool]](), self._desk
+    try:
+        desk.store.read(look)
+    except BelljarError as exc:
+        lines.append((exc.message, False))
+    return lines
 
-        def look(book: Book) -> None:
-            wanted = desk.checked(asked)
-            limits, policy = desk.queue(wanted.queue), policy_of(desk.policies(), owner.name, owner.group)
-            sums = book.sums(owner.name, policy.since(desk.now()))
-            with suppress(LeaseDenied):
-                wanted = desk.allowed(book, owner, wanted)
-            wanted = desk.timed(wanted, policy, sums)
-            job = fitting(wanted, desk.settings, limits)
-            most = f"{limits.longest:.0f} s" if limits.longest else "any time"
-            queue = f"queue {wanted.queue}" if wanted.queue else "the default queue"
-            lines.append((f"{wanted.nodes} nodes for {job.walltime} s; {queue} gives {most}", True))
-            lines.append((f"policy {policy.name} is for {owner.name}", True))
-            if wanted.count < asked.count:
-                lines.append((f"{wanted.count} of the {asked.count} machines, and {asked.least} are enough", True))
-            for check in checks(wanted, policy, sums):
-                lines.append((check.what, check.is_met))
-                if not check.is_met:
-                    return
-            lines.append(("its job waits for nodes", True))
 
-        try:
-            desk.store.read(look)
-        except BelljarError as exc:
-            lines.append((exc.message, False))
-        return lines
+# -- acts: they take what was asked as JSON has it, and give what JSON can say ---------------------------------------------
 
-    def _usage(self, asker: Owner, asked: Asked) -> Asked:
-        """For the owner that is named, of all with `all`, else of the asker."""
-        owner = "" if asked.get("all") else str(asked.get("owner") or asker.name)
-        permit(owner == asker.name, asker, f"usage of {owner[:40] or 'all'}")
-        now = self._desk.now()
-        since = now - number(asked, "back") if asked.get("back") else 0.0
-        return {"machines": self._desk.store.read(lambda book: used(book, now, owner, since))}
 
-    def _over(self, asker: Owner, asked: Asked) -> Asked:
-        """For all that ended behind a position, and the next one."""
-        permit(False, asker, "records of all")
-        found, position = self._desk.store.read(lambda book: over(book, str(asked.get("after") or "")))
-        return {"machines": found, "position": position}
+def usage(desk: Desk, asker: Owner, asked: Asked) -> Asked:
+    """For the owner that is named, of all with `all`, else of the asker: machines that run, and with `back` those alone that ended at
+    most so many seconds ago. What never ran is not there."""
+    owner = "" if asked.get("all") else str(asked.get("owner") or asker.name)
+    permit(owner == asker.name, asker, f"usage of {owner[:40] or 'all'}")
+    now = desk.now()
+    since = now - number(asked, "back") if asked.get("back") else 0.0
 
-    def _events(self, owner: Owner, asked: Asked) -> Asked:
-        """For a lease, behind a position, oldest first."""
+    def look(book: Book) -> list[Asked]:
+        return [_used(book, one, now) for one in book.machines(owner, since) if one.launched is not None]
 
-        def look(book: Book) -> list[tuple[int, Event]]:
-            id = case_of(book, owner, str(asked.get("lease", ""))).lease.id
-            return book.events(int(number(asked, "after")), lease=id)
+    return {"machines": desk.store.read(look)}
 
-        return {"events": [{"position": at, **to_json(one)} for at, one in self._desk.store.read(look)]}
+
+def over(desk: Desk, asker: Owner, asked: Asked) -> Asked:
+    """All machines that ended behind a position of the events ("": from the first on), and the next position; the same one where there is
+    nothing new. Where these are not the records that the position is of, as they were of an older day, all are told again."""
+    permit(False, asker, "records of all")
+    after = str(asked.get("after") or "")
+    number, _, wall = after.partition(":")
+
+    def look(book: Book) -> Asked:
+        position = int(number) if number.isdecimal() and len(number) < 19 else 0
+        here = book.events(position - 1, limit=1) if position else []
+        if not here or (here[0][0], str(here[0][1].wall)) != (position, wall):
+            position = 0
+        events = book.events(position, limit=MOST)
+        found = [_used(book, book.get(Instance, one.of), 0.0) for _, one in events if one.charged]
+        return {"machines": found, "position": f"{events[-1][0]}:{events[-1][1].wall}" if events else after}
+
+    return desk.store.read(look)
+
+
+def events(desk: Desk, owner: Owner, asked: Asked) -> Asked:
+    """For a lease, behind a position, oldest first."""
+
+    def look(book: Book) -> list[tuple[int, Event]]:
+        id = case_of(book, owner, str(asked.get("lease", ""))).lease.id
+        return book.events(int(number(asked, "after")), lease=id)
+
+    return {"events": [{"position": at, **to_json(one)} for at, one in desk.store.read(look)]}
+
+
+ACTS: dict[str, Callable[[Desk, Owner, Asked], Asked]] = {"usage": usage, "over": over, "events": events}
 
 
 def number(asked: Asked, key: str) -> float:
@@ -96,25 +113,7 @@ def permit(is_own: bool, asker: Owner, what: str) -> None:
         raise NotPermitted(f"{what}: {asker.name} may ask for their own; root and the service's account for others'")
 
 
-def used(book: Book, now: float, owner: str = "", since: float = 0.0) -> list[Asked]:
-    """By an owner, or everybody: machines that run, and those that ended *since* then. What never ran is not there."""
-    return [_usage(book, one, now) for one in book.machines(owner, since) if one.launched is not None]
-
-
-def over(book: Book, after: str) -> tuple[list[Asked], str]:
-    """Machines that ended behind this position of the events ("": from the first on), and the next position; the same one where there
-    is nothing new. Where these are not the records that the position is of, as they were of an older day, all are told again."""
-    number, _, wall = after.partition(":")
-    position = int(number) if number.isdecimal() and len(number) < 19 else 0
-    here = book.events(position - 1, limit=1) if position else []
-    if not here or (here[0][0], str(here[0][1].wall)) != (position, wall):
-        position = 0
-    events = book.events(position, limit=MOST)
-    found = [_usage(book, book.get(Instance, one.of), 0.0) for _, one in events if one.charged]
-    return found, f"{events[-1][0]}:{events[-1][1].wall}" if events else after
-
-
-def _usage(book: Book, machine: Instance | None, now: float) -> Asked:
+def _used(book: Book, machine: Instance | None, now: float) -> Asked:
     """Of one machine, as its lease describes it. Sizes in bytes, durations in seconds."""
     lease = book.get(Lease, machine.lease) if machine is not None else None
     if machine is None or lease is None:

@@ -8,7 +8,7 @@ import pytest
 
 from belljar.errors import BadRequest, LeaseDenied, OverLimit
 from belljar.lease import Settings, Size, Wanted
-from belljar.lease.clerk import Clerk
+from belljar.lease.clerk import explain
 from belljar.lease.decisions.margins import Queue, fitting
 from belljar.lease.decisions.policy import Policy
 from belljar.lease.desk import Desk, Owner
@@ -54,7 +54,7 @@ def test_without_a_time_a_lease_has_the_longest_that_queue_and_policy_give(
 
 
 def test_it_is_explained_with_the_time_that_it_gets(desk: Make) -> None:
-    steps = Clerk(desk(3600, time=1800)).explain(ADA, UNTIMED)
+    steps = explain(desk(3600, time=1800), ADA, UNTIMED)
     assert all(is_met for _, is_met in steps) and "seconds of one lease: 1800 of at most 1800" in dict(steps)
 
 

@@ -20,7 +20,7 @@ from belljar.errors import BadRequest, BelljarError, HostError, KeyPairExists, M
 from belljar.host.processes import peer_uid
 from belljar.host.threads import in_thread
 from belljar.lease import Do, Instance, InstanceState, KeyPair, Order, Size, Wanted, belongings, new_id
-from belljar.lease.clerk import Clerk, number
+from belljar.lease.clerk import ACTS, explain, number
 from belljar.lease.desk import Also, Desk, Made, Owner, Shown
 from belljar.lease.service.daemon import Daemon
 from belljar.lease.service.jobs import Jobs
@@ -44,11 +44,12 @@ class Door:
     """*types*: sizes by name, the first is the default. *keys*: what is asked of access keys."""
 
     def __init__(self, desk: Desk, daemon: Daemon, jobs: Jobs, types: dict[str, Size], keys: Act) -> None:
-        self._desk, self._clerk, self._channel, self._jobs, self.types = desk, Clerk(desk), daemon.channel, jobs, types
+        self._desk, self._channel, self._jobs, self.types = desk, daemon.channel, jobs, types
         self._wake, self._news = daemon.wake, daemon.news
         self._callers: list[int] = []  # the uid of each
         self._turns = WeakValueDictionary[str, asyncio.Lock]()  # of those who extend a lease
-        reads = {**self._clerk.acts, "status": self._status, "explain": self._explain, "keys": keys}
+        reads: dict[str, Act] = {name: partial(act, desk) for name, act in ACTS.items()}
+        reads |= {"status": self._status, "explain": self._explain, "keys": keys}
         self.acts: dict[str, Callable[[Owner, Answer], Awaitable[Answer]]] = {
             "run": self._run, "release": self._release, "extend": self._extend, "grow": self._grow,
             "console": self._console, "reboot": self._reboot, **{name: self._read(act) for name, act in reads.items()},
@@ -119,7 +120,7 @@ class Door:
         return {"lease": more, "instances": instances}
 
     def _explain(self, owner: Owner, asked: Answer) -> Answer:
-        lines = self._clerk.explain(owner, self._wanted(_said(asked)))
+        lines = explain(self._desk, owner, self._wanted(_said(asked)))
         return {"steps": [{"what": what, "met": is_met} for what, is_met in lines]}
 
     def _wanted(self, said: Wanted) -> Wanted:

@@ -10,7 +10,7 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from typing import Final
 
@@ -55,8 +55,8 @@ class Known:
 Memory = Mapping[str, Known]
 
 
-def remember(memory: Memory, answers: Answers, now: float, keep: float = KEEP) -> tuple[tuple[TypeStatus, ...], Memory]:
-    """All that is known of types in the space: what factories told now and, of silent ones, what they told within *keep* seconds.
+def remember(memory: Memory, answers: Answers, now: float) -> tuple[tuple[TypeStatus, ...], Memory]:
+    """All that is known of types in the space: what factories told now and, of silent ones, what they told not long ago.
     The second value is the memory for the next time."""
     answered = {
         factory: Known(now, tuple(status for status in statuses if isinstance(status, TypeStatus)))
@@ -65,7 +65,7 @@ def remember(memory: Memory, answers: Answers, now: float, keep: float = KEEP) -
     kept = {
         factory: memory[factory]
         for factory in answers.silent
-        if factory in memory and now - keep < memory[factory].at <= now
+        if factory in memory and now - KEEP < memory[factory].at <= now
     }
     after = kept | answered
     return tuple(status for known in after.values() for status in known.types), after
@@ -113,8 +113,8 @@ class Poller:
     """Asks the factories of one space, again and again. It remembers where they are, and who told nothing the last time, or less
     than announced: for these the next poll does not wait as long."""
 
-    def __init__(self, space: Space, *, client: str, key: bytes = b"", clock: Callable[[], float] = time.time) -> None:
-        self.space, self.client, self.key, self.clock = space, client, key, clock
+    def __init__(self, space: Space, *, client: str, key: bytes = b"") -> None:
+        self.space, self.client, self.key = space, client, key
         self._names = tuple(dict.fromkeys(full_name(name, space.factory) for name in space.factories))
         self.places = Names(self._names, space.port)
         self._silent: tuple[str, ...] = ()
@@ -167,7 +167,7 @@ class _Poll:
         asker, space = self._poller, self._space.name
         for count, peer in enumerate(peers):
             if places := asker.places.of(peer.name):  # of several, it may listen at one only
-                asked = query(self._kind, space, peer.cookie, asker.clock(), client=asker.client, key=asker.key)
+                asked = query(self._kind, space, peer.cookie, time.time(), client=asker.client, key=asker.key)
                 self.sockets.send(asked, places[(peer.asked - 1) % len(places)])
             if count % AT_ONCE == AT_ONCE - 1:
                 await asyncio.sleep(TURN)
@@ -198,7 +198,7 @@ class _Poll:
         if peer is None:
             raise Refused(Why.STRANGE_COOKIE)
         space, key = self._space, self._poller.key
-        now, signed_only = self._poller.clock(), space.signed_only
+        now, signed_only = time.time(), space.signed_only
         back, status = read_reply(data, self._kind, space.name, now, key, signed_only=signed_only)
         if back != peer.cookie:
             raise Refused(Why.STRANGE_COOKIE)

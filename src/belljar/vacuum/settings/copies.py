@@ -78,8 +78,7 @@ def refresh(pipe: Pipe, folder: Path, now: float, get: Fetch | None = None) -> C
         copy = replace(copy, tried=now, problem=exc.message)
     except ValueError as exc:
         copy = replace(copy, tried=now, problem=f"{pipe.url}: {exc}")
-    text = json.dumps({"url": pipe.url, **vars(copy)}, ensure_ascii=False)
-    write_whole(_place(pipe, folder), text.encode("utf-8", "surrogatepass"))
+    write_whole(_place(pipe, folder), json.dumps({"url": pipe.url, **vars(copy)}).encode())
     return copy
 
 
@@ -88,9 +87,7 @@ def kept(pipe: Pipe, folder: Path) -> Copy:
     with suppress(OSError, ValueError, KeyError, TypeError, BelljarError):
         entry = read_json(_place(pipe, folder), LARGEST_COPY)
         if entry.pop("url") == pipe.url:
-            if entry["document"] is not None:
-                _check(entry["document"])
-            return Copy(entry["document"], float(entry["fetched"]), float(entry["tried"]), str(entry["problem"]))
+            return Copy(**entry)
     return Copy()
 
 
@@ -101,15 +98,11 @@ def _place(pipe: Pipe, folder: Path) -> Path:
 def read_document(data: bytes) -> dict[str, Any]:
     """The JSON object of a pipe. Raises ValueError for anything else."""
     document = strict_json(data)
-    _check(document)
-    return dict(document)
-
-
-def _check(document: Any) -> None:
     if not isinstance(document, dict) or not isinstance(document.get("machinetypes"), list):
         raise ValueError("no JSON object with a list of machinetypes")
     if len(document["machinetypes"]) > MOST_TYPES:
         raise ValueError(f"{len(document['machinetypes'])} machinetypes; at most {MOST_TYPES}")
+    return document
 
 
 def lasting(document: Mapping[str, Any]) -> float:
