@@ -22,7 +22,8 @@ from tests.stories.lease.test_service import OWNER, House, knock
 from tests.unit.lease.broker.shells import Shell
 
 from belljar.cli import parser_of
-from belljar.cli.lease.cluster import _until_ready, machine
+from belljar.cli.lease.lease import _until_ready
+from belljar.cli.lease.lease import machine_of as machine
 from belljar.errors import BadOption, BadRequest, HostError, NoSpace, NoSuchLease
 from belljar.lease import Instance, Lease, Size
 from belljar.lease.broker import Cluster, Context, Member, Role

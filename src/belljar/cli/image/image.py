@@ -268,12 +268,12 @@ PREPARING = """\
 --secret NAME=SOURCE,host=HOST *
 --time TIME | the longest time it may take (1h)
 """
-WARM = "belljar image warm NAME --from IMAGE [options] -- PREPARE ARG..."
+WARM_USAGE = "belljar image warm NAME --from IMAGE [options] -- PREPARE ARG..."
 
 
 def warm(args: Args, runtime: Runtime) -> None:
     """Store the image, prepare its memory once, and give it its name: an image that cannot be prepared is not kept."""
-    _read(args)
+    _read_words(args)
     _ = runtime.hypervisor.cloning  # raises where machines are always booted cold
     ensure_image(runtime, args.base)
     store = runtime.images
@@ -292,12 +292,12 @@ def warm(args: Args, runtime: Runtime) -> None:
     print(image.digest)
 
 
-def _read(args: Args) -> Args:
+def _read_words(args: Args) -> None:
     """With the options that stand between the name and `--`, which argparse takes for the command's. It takes a `--` away that is
     right behind the name."""
     line = args.command if "--" in args.command else [*args.command, "--"]
     head = line[: line.index("--")] if line[0].startswith("-") else []
-    parser = Parser(prog=args.prog, usage=WARM)
+    parser = Parser(prog=args.prog, usage=WARM_USAGE)
     add(parser, PREPARING)
     parser.parse_args(head, namespace=args)
     args.command = ["--", *(args.command[len(head) + 1 :] if head else args.command)]
@@ -305,13 +305,12 @@ def _read(args: Args) -> Args:
     if args.base is None:
         raise BadOption("--from is missing", hint="It names the image to prepare.")
     if args.command == ["--"]:
-        raise BadOption("nothing prepares it", hint=f"Put `--` before the command: {WARM}.")
+        raise BadOption("nothing prepares it", hint=f"Put `--` before the command: {WARM_USAGE}.")
     if args.secret:
         problem = "whoever can use the image can read what its preparation was given"
         raise BadOption(f"--secret: {problem}", hint="Give it to the image's jobs: `belljar run --secret`.")
     for option in ("cpus", "memory", "time"):
         words.above_zero(f"--{option}", getattr(args, option))
-    return args
 
 
 def _recipe(args: Args, base: Image, runtime: Runtime) -> Recipe:

@@ -1,5 +1,6 @@
-"""`belljar lease`: machines of an image for so long, by the site's batch system. All but `serve` and
-`belljar pilot`, the job that it starts on each node, ask the service by its socket."""
+"""`belljar lease`: machines of an image for so long, by the site's batch system; `belljar lease cluster`: machines of one lease that
+learn from each other what they need. All but `serve` and `belljar pilot`, the job that it starts on each node, ask the service by its
+socket."""
 
 from __future__ import annotations
 
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from belljar.assembly import Runtime
-from belljar.cli.lease import cluster
 from belljar.cli.lease.asking import DOOR, ask, connected, public_key, receive, send, watched
 from belljar.cli.machine.request import above_zero
 from belljar.cli.parser import Args, Verb, acts, after_dashes, state_folder
@@ -23,8 +23,11 @@ from belljar.cli.render import as_json, duration, show, utc
 from belljar.errors import BadOption, HostError
 from belljar.host.commands import which
 from belljar.host.files import write_all
+from belljar.jobs import plain
 from belljar.lease import LARGEST_USER_DATA, settings
+from belljar.lease.broker.document import load
 from belljar.machine.outside.detached import command
+from belljar.model import to_json
 
 ENDED = ("terminated", "released", "expired", "cancelled", "preempted", "failed")
 SUMS, SUM_HEADS = ("core_seconds", "gb_seconds", "vm_minutes"), ("CORE-SECONDS", "GB-SECONDS", "VM-MINUTES")
@@ -172,7 +175,7 @@ def ssh(args: Args, runtime: Runtime) -> int:
 
 def _running(args: Args) -> dict[str, Any]:
     """The machine that is meant. Raises HostError where not just one runs."""
-    id = cluster.machine(args.door, args.machine) if "/" in args.machine else args.machine
+    id = machine_of(args.door, args.machine) if "/" in args.machine else args.machine
     machines = [row for row in ask(args.door, "status")["machines"] if id in (row["id"], row["lease"])]
     running: list[dict[str, Any]] = [row for row in machines if row["state"] == "running"]
     if len(running) != 1:
@@ -246,6 +249,70 @@ def events(args: Args, runtime: Runtime) -> None:
     show({"events": events}, ("WHEN", "WHAT", "FROM", "TO", "CAUSE", "WHY"), rows, as_=args.format)
 
 
+# -- clusters ----------------------------------------------------------------------------------------------------------
+
+
+def check(args: Args, runtime: Runtime) -> None:
+    cluster = load(args.file)
+    rows = [(name, role.name, role.image) for role, name in cluster.seats]
+    document = {"name": cluster.name, "machines": [name for _, name in cluster.seats]}
+    show(document, ("NAME", "ROLE", "IMAGE"), rows, as_=args.format)
+
+
+def up(args: Args, runtime: Runtime) -> None:
+    cluster = load(args.file)
+    answer = ask(args.door, "cluster", act="up", cluster=to_json(cluster), public=public_key(args.key))
+    if args.wait is not None:
+        _until_ready(args.door, cluster.name, float(args.wait))
+    print(as_json(answer) if args.format == "json" else f"{answer['name']} {answer['lease']}")
+
+
+def clusters(args: Args, runtime: Runtime) -> None:
+    clusters = _clusters(args.door, args.name or "")
+    rows, logs = [], []
+    for cluster in clusters:
+        rows.append((cluster["name"], cluster["state"], cluster["lease"], "", cluster["why"]))
+        for node in cluster["nodes"]:
+            rows.append((f"  {node['name']}", *(node[key] for key in ("state", "machine", "address", "why"))))
+            if node["state"] == "failed":
+                text = plain(node["log"], "\n\t")
+                logs.append(f"\n{node['name']}, the last that its scripts wrote:\n{text}")
+    show({"clusters": clusters}, ("NAME", "STATE", "LEASE OR MACHINE", "ADDRESS", "WHY"), rows, as_=args.format)
+    if logs and args.format == "table":
+        print("\n".join(logs))
+
+
+def release_clusters(args: Args, runtime: Runtime) -> None:
+    for name in args.names:
+        ask(args.door, "cluster", act="release", name=name)
+
+
+def machine_of(door: Path, place: str) -> str:
+    """The id of CLUSTER/NAME. Raises BadOption."""
+    cluster, _, name = place.partition("/")
+    live = [row for row in _clusters(door, cluster) if row["state"] != "ended"]
+    machines = {node["name"]: str(node["machine"]) for row in live for node in row["nodes"]}
+    if name not in machines:
+        raise BadOption(f"{place}: no such machine", hint=f"There are {', '.join(machines) or 'none'}.")
+    return machines[name]
+
+
+def _clusters(door: Path, name: str) -> list[dict[str, Any]]:
+    clusters: list[dict[str, Any]] = ask(door, "cluster", act="status", name=name)["clusters"]
+    return clusters
+
+
+def _until_ready(door: Path, name: str, limit: float) -> None:
+    """Raises HostError when it has failed or ended, or the time is over."""
+    for answer in watched(door, "cluster", limit, act="status", name=name):
+        state, why = answer["clusters"][-1]["state"], answer["clusters"][-1]["why"]
+        if state == "ready":
+            return
+        if state in ("failed", "ended"):
+            raise HostError(f"{name}: {state}: {why}", hint=f"See `belljar lease cluster status {name}`.")
+    raise HostError(f"{name}: not ready after {limit:.0f} s: {why or state}", hint="It goes on.")
+
+
 WANTED = """\
 IMAGE | the image's name
 --time TIME | for how long, such as 2h (default: `lease.default_time`)
@@ -308,6 +375,21 @@ PILOT = """
 # pilot | Hold a node for a lease: make its machines as its service says, and end them in time.
 FILE | the job file that the service wrote, mode 0600
 --rank N | number of this node among those of its job; default: as the batch system says"""
+CLUSTER = """
+# up +door +format | lease the machines of a cluster document, and set the cluster up
+FILE | the document; the folders of its scripts are beside it
+--key FILE | your public key, for ssh as root (default: from ~/.ssh)
+--wait TIME ? | return when the cluster is ready; fail after this time, if given
+# status +door +format | list your clusters and their machines, and the output of scripts that failed
+NAME ? | only this cluster
+# release +door | give back clusters with all their machines
+NAME + @names | names of clusters
+# check +format | find every mistake in a cluster document, without the service
+FILE | the document
+"""
+OF_CLUSTER = "Leased machines that work together as a cluster, described by a document."
+FUNCTIONS = {"up": up, "status": clusters, "release": release_clusters, "check": check}
+TOGETHER = Verb(OF_CLUSTER, acts=acts(CLUSTER, FUNCTIONS, door=DOOR))
 WHAT = "Machines for a limited time. Jobs of the site's batch system hold the nodes that they run on."
-LEASE = Verb(WHAT, acts={**acts(ROWS, globals(), door=DOOR), "cluster": cluster.CLUSTER})
+LEASE = Verb(WHAT, acts={**acts(ROWS, globals(), door=DOOR), "cluster": TOGETHER})
 VERBS = {"lease": LEASE, **acts(PILOT, globals())}

@@ -115,7 +115,7 @@ def ssh(args: Args, runtime: Runtime) -> int:
     words = after_dashes(args)
     args.tty = args.tty or (not words and os.isatty(0))
     names = [name for name in os.environ if any(fnmatch(name, pattern) for pattern in SENT)]
-    args.env, args.inherit_env, args.no_input = [*names, *args.env], False, False
+    args.env = [*names, *args.env]
     args.command = ["--", "sh", "-c", LOGIN, "sh", *(["-c", " ".join(words)] if words else ["-l"])]
     return exec_(args, runtime)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.assembly import Runtime
-from belljar.cli.lease.asking import DOOR, ask
+from belljar.cli.lease.asking import DOOR, ask, watched
 from belljar.cli.parser import Args
 from belljar.errors import BelljarError
 from belljar.host.privileges import User
@@ -29,7 +29,6 @@ LEDGER = """--ledger PLACE * @ledgers | DIR or NODE=DIR: `paths.logs` of a node,
 SEEN = f"{LEDGER}\n{DOOR}"
 Reader = Callable[[Mapping[str, str]], Outcomes]
 MOST, LARGEST = 500, 4096  # of one user: machines; characters of one
-HELD = 20.0  # seconds for which the lease service holds a question until there is news
 
 
 def reader(args: Args, runtime: Runtime) -> Reader:
@@ -141,7 +140,5 @@ def tell(runtime: Runtime, id: str) -> Values | None:
 
 def leases(door: Path) -> Iterator[list[Values]]:
     """Machines of all leases, as root or as the service's account may ask."""
-    tag = ""
-    while True:
+    for _ in watched(door, "status", 0):
         yield ask(door, "usage", all=True, back=1.0)["machines"]
-        tag = ask(door, "status", tag=tag, wait=HELD).get("tag", "")

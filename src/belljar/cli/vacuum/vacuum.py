@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from belljar.assembly import Runtime
-from belljar.cli.host.config import report
+from belljar.cli.host.doctor import report
 from belljar.cli.parser import Args, Verb, acts, state_folder
 from belljar.cli.render import duration, moment, setting, show
 from belljar.errors import BadOption, BadSetting
