@@ -60,7 +60,7 @@ def test_while_a_cache_is_formatted(runtime: Runtime, hanging: Callable[[str], N
 
 async def test_while_a_templates_disk_is_made(hanging: Callable[[str], None], tmp_path: Path) -> None:
     hanging("qemu-img")
-    making = asyncio.ensure_future(prepare(tmp_path, tmp_path / "base", MIB, None))
+    making = asyncio.ensure_future(prepare(tmp_path, tmp_path / "base", MIB))
     await asyncio.sleep(0)
     making.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from belljar import __version__
 from belljar.host.threads import in_thread
@@ -43,6 +44,7 @@ MOST_READERS, MOST_CONNECTIONS = 64, 256
 PAUSE = 0.25  # seconds in which changes become one piece
 SIGN_OF_LIFE = 15.0  # seconds
 STALL = 20.0  # seconds for which a reader may not read
+HEAD = 10.0  # seconds for the head of a request
 HEADERS = {  # what keeps a browser from doing more than this page needs
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -173,11 +175,30 @@ def listening(where: str) -> socket.socket:
     return end
 
 
+class Prompt(H11Protocol):
+    """Drops a client that does not send the head of its request in time. uvicorn has no such deadline."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._late = self.loop.call_later(HEAD, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        is_answered = self.cycle is None or self.cycle.response_complete
+        if self._late and not is_answered:
+            self._late.cancel()
+            self._late = None
+        elif not self._late and is_answered:  # a further request has begun
+            self._late = self.loop.call_later(HEAD, self.transport.abort)
+
+
 async def serve(end: socket.socket, application: ASGIApp) -> None:
     """Until it is cancelled."""
     config = uvicorn.Config(
         application, log_config=None, log_level="critical", access_log=False, lifespan="off", server_header=False, proxy_headers=False,
-        limit_concurrency=MOST_CONNECTIONS, h11_max_incomplete_event_size=16 << 10, ws="none", http="h11", loop="asyncio",
+        limit_concurrency=MOST_CONNECTIONS, h11_max_incomplete_event_size=16 << 10, ws="none", http=Prompt, loop="asyncio",
         headers=[*HEADERS.items()],
     )  # fmt: skip
     server = uvicorn.Server(config)

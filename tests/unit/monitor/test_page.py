@@ -9,7 +9,7 @@ import re
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +261,23 @@ async def test_a_browser_that_never_reads_is_dropped(folders: Folders, monkeypat
         site.hub.ring()
         await until(lambda: site.hub.readers == 0)
         sock.close()
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /api/view HTTP/1.1\r\nHost: x\r\n\r\n"])
+async def test_a_browser_that_never_ends_its_request_is_dropped(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch, before: bytes
+) -> None:
+    monkeypatch.setattr(server, "HEAD", 0.2)
+    async with monitored(folders) as site, asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+        if before:
+            writer.write(before)
+            assert b"200 OK" in await reader.readline()
+        writer.write(b"GET /api/events HTTP/1.1\r\nHost:")
+        with suppress(ConnectionResetError):
+            assert b"GET" not in await reader.read()  # to its end
+        assert (await site.ask("/api/view"))[0] == 200
+        writer.close()
 
 
 async def test_there_are_only_so_many_readers(folders: Folders) -> None:
