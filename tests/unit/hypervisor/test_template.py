@@ -152,6 +152,7 @@ def test_the_disc_in_the_drive_is_the_templates_own(store: TemplateStore, tmp_pa
     (tmp_path / "disc").write_bytes(b"seed")
     draft = store.begin(KEY, 8 * MIB, ME, seed=tmp_path / "disc")
     assert (draft / SEED).read_bytes() == b"seed" and not (draft / SEED).samefile(tmp_path / "disc")
+    assert not (store.begin(KEY, 8 * MIB, ME, seed=tmp_path / "gone") / SEED).exists()
 
 
 def test_a_template_is_made_again_in_the_place_of_one_that_cannot_be_used(store: TemplateStore) -> None:

@@ -138,7 +138,7 @@ class TemplateStore:
                 with open(draft / name, "xb", opener=private) as file:
                     file.truncate(size)
                     give(file.fileno(), owner)
-            if seed is not None:
+            if seed is not None and seed.exists():  # else a QEMU that is given it says so
                 write_whole(draft / SEED, read_capped(seed, LARGEST_SEED))
         return draft
 
