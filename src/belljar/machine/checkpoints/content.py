@@ -62,8 +62,9 @@ async def write_memory(templates: Templates, domain: Domain, target: Path, progr
             except HypervisorError as error:  # where the program ended first, it says why
                 trouble = error
             child.stdin.close()
-            complaint = await in_thread(child.stderr.read)
-            if await in_thread(child.wait):
+            complaints = child.stderr
+            complaint, code = await in_thread(lambda: (complaints.read(), child.wait()))
+            if code:
                 raise CheckpointFailed(
                     f"the guest's memory was not written: {complaint.decode(errors='replace').strip()}"
                 )

@@ -85,7 +85,7 @@ class Stream:
         self._watch = inotify.Watch()
         machines, logs = (_there(folders.machines), _there(folders.logs))  # a missing one cannot be watched
         self._machines = self._watch.add(machines, inotify.IN_CREATE | GONE | inotify.IN_MOVED_TO)
-        self._logs = self._watch.add(logs, inotify.IN_MODIFY)
+        self._watch.add(logs, inotify.IN_MODIFY)
         self._ledger = Ledger(folders.logs)
         self._position = self._ledger.end() if since is None else since
         self._tails: dict[MachineId, Tail] = {}
@@ -95,14 +95,11 @@ class Stream:
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(self._watch.fileno(), woken.set)
         try:
-            rows = self._rows()
-            events: Iterator[Event] = chain(self._of_machines(set()), rows)
             while True:
-                for event in events:
+                for event in self._news():
                     yield event
                 await woken.wait()
                 woken.clear()
-                events = self._news()
         finally:
             loop.remove_reader(self._watch.fileno())
             self.close()
@@ -114,12 +111,11 @@ class Stream:
 
     def _news(self) -> Iterator[Event]:
         """What has happened since the last look."""
-        came, rows = set[MachineId](), list[Event]()
+        came, rows = set[MachineId](), self._rows()
         # Again and again: what a machine did before its row was written comes before its row.
         while changes := self._watch.read():
             came |= {change.name for change in changes if change.watch == self._machines and not change.mask & GONE}
-            if any(change.watch == self._logs or change.mask & inotify.IN_Q_OVERFLOW for change in changes):
-                rows += self._rows()
+            rows += self._rows()
         yield from self._of_machines(came)
         yield from rows
 
