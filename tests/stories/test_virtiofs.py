@@ -12,11 +12,11 @@ from tests.stories.conftest import Runtime
 from belljar.errors import CommandMissing, GuestRefused, HostError
 from belljar.guest import OTHER_SHARE
 from belljar.hypervisor import EventKind
-from belljar.model import Cause, OutcomeClass, Share, ShareKind, Start
+from belljar.model import Cause, OutcomeClass, Share, Start
 
 
 def machine(folder: Path, *more: Share, start: Start = Start.COLD) -> dict[str, Any]:
-    return {"start": start, "shares": (Share(str(folder), "/data/in", False, ShareKind.VIRTIOFS), *more)}
+    return {"start": start, "shares": (Share(str(folder), "/data/in", False, "virtiofs"), *more)}
 
 
 @pytest.mark.parametrize("start", [Start.COLD, Start.AUTO])

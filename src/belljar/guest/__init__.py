@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from belljar.hints import TYPE_CHECKING, Protocol
-from belljar.model import Account, Payload, PlainFile, Share, Transfer, Usage, setting
+from belljar.model import Account, FileSystem, Payload, PlainFile, Share, Transfer, Usage, setting
 from belljar.records import dataclass
 
 if TYPE_CHECKING:
     import socket
 
-OTHER_SHARE = "Share it the other way (`virtiofs:SRC`, `SRC` alone), use `--in` and `--out`, or another image."
+OTHER_SHARE = (
+    "Share it another way (docs/jobs/data.md; `SRC` alone is the usual one), use `--in` and `--out`, or another image."
+)
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ class Guest(Protocol):
     async def set_clock(self) -> float:
         """Set the guest's clock from ours; returns the skew measured afterwards, in seconds."""
 
-    async def mount(self, share: Share, tag: str) -> None:
+    async def mount(self, share: Share, tag: str, filesystem: FileSystem) -> None:
         """Mount a folder of the host's. Raises GuestRefused."""
 
     async def find_disks(self, names: Sequence[str]) -> list[str]:
@@ -188,8 +190,8 @@ class Guest(Protocol):
         """(address, driver) in the guest of the device at each of these ports; "" for what was not seen in so many seconds. Raises
         GuestRefused, AgentLost."""
 
-    async def prepare_for(self, what: str) -> None:
-        """Load, before a template is saved, what its clones will need, by the kind of a share. Raises GuestRefused."""
+    async def prepare_for(self, filesystem: FileSystem) -> None:
+        """Load, before a template is saved, what its clones will need. Raises GuestRefused."""
 
     async def add_account(self, account: Account) -> None:
         """Make user, group, supplementary groups and home, where they are missing. Idempotent."""

@@ -17,7 +17,7 @@ from belljar.guest import ExchangeDisk, Identity, IdentityProof, Process, Settin
 from belljar.guest.channel import Channel
 from belljar.guest.process import Running, read_words, refusal
 from belljar.hints import Protocol
-from belljar.model import Account, Payload, PlainFile, Share, StdinKind, Transfer
+from belljar.model import Account, FileSystem, Payload, PlainFile, Share, StdinKind, Transfer
 
 LETTERS = {StdinKind.STREAM: b"s", StdinKind.NULL: b"n", StdinKind.CLOSED: b"c", StdinKind.STDOUT: b"o"}
 SKEW_ENOUGH = 0.1  # seconds; when a clock is surely not further off, it is right
@@ -219,9 +219,17 @@ class Conversation:
         after = time.time()
         return seen_between(before, after, clock)
 
-    async def mount(self, share: Share, tag: str) -> None:
+    async def mount(self, share: Share, tag: str, filesystem: FileSystem) -> None:
+        """An older agent knows the rest by the type."""
         how = b"ro" if share.readonly else b"rw"
-        await self._call(b"mount", text(share.kind.value), text(tag), text(share.target), how)
+        kind, options, modules = text(filesystem.type), text(filesystem.options), map(text, filesystem.modules)
+        rest = (
+            options,
+            *counted([*modules]),
+            *counted([b"%d" % it for it in filesystem.missing]),
+            b"%d" % filesystem.patience,
+        )
+        await self._call(b"mount", kind, text(tag), text(share.target), how, *rest)
 
     async def find_disks(self, names: Sequence[str]) -> list[str]:
         return await self._call(b"find_disks", *counted([text(name) for name in names]), answers=len(names))
@@ -238,8 +246,8 @@ class Conversation:
         seen = await self._call(b"await_devices", *words, answers=2 * len(ports), more=timeout + wire.Patience.GROW)
         return list(zip(seen[::2], seen[1::2], strict=True))
 
-    async def prepare_for(self, what: str) -> None:
-        await self._call(b"prepare", text(what), patience=10)
+    async def prepare_for(self, filesystem: FileSystem) -> None:
+        await self._call(b"prepare", text(filesystem.type), *counted([*map(text, filesystem.modules)]), patience=10)
 
     async def add_account(self, account: Account) -> None:
         await self._call(b"add_account", *account_words(account))

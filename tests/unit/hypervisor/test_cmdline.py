@@ -21,10 +21,11 @@ from belljar.hypervisor import (
     SharedFolder,
     guest_uuid,
 )
+from belljar.hypervisor.devices.disk import place_at_the_end
 from belljar.hypervisor.qemu.abilities import DEVICES, FEATURES, FILE_MIGRATION, READONLY_RAM, Abilities
-from belljar.hypervisor.qemu.cmdline import command_line, hardware, place_at_the_end, state_address
+from belljar.hypervisor.qemu.cmdline import command_line, hardware, state_address
 from belljar.hypervisor.qemu.process.launch import Launch
-from belljar.model import GIB, MIB, NetworkMode, ShareKind
+from belljar.model import GIB, MIB, NetworkMode
 
 GOLDEN = Path(__file__).parent / "golden"
 QEMU = Abilities("/usr/bin/qemu-system-x86_64", "file:1:2:3", "QEMU 7.2.22", frozenset(DEVICES), frozenset())
@@ -51,9 +52,9 @@ DISKS = (
 )
 
 FOLDERS = (
-    SharedFolder("share0", "/data", readonly=True, kind=ShareKind.VIRTIOFS),
+    SharedFolder("share0", "/data", readonly=True, kind="virtiofs"),
     SharedFolder("share1", "/home/me", readonly=False),
-    SharedFolder("share2", "/work", readonly=False, kind=ShareKind.VIRTIOFS),
+    SharedFolder("share2", "/work", readonly=False, kind="virtiofs"),
 )
 
 CHAINED = ExtraDisk("foreign", Path("/scratch/id.foreign"), "qcow2", readonly=False, chained=True)
@@ -227,7 +228,7 @@ def test_how_many_folders_by_virtiofs_a_machine_has_is_part_of_its_hardware_and_
     none, two = hardware(COLD, QEMU, "max"), hardware(replace(COLD, shares=FOLDERS[::2]), QEMU, "max")
     one = hardware(replace(COLD, shares=FOLDERS[:1]), QEMU, "max")
     other = hardware(replace(COLD, shares=(replace(FOLDERS[0], source="/x", readonly=False),)), QEMU, "max")
-    by_9p = hardware(replace(COLD, shares=(replace(FOLDERS[0], kind=ShareKind.NINEP),)), QEMU, "max")
+    by_9p = hardware(replace(COLD, shares=(replace(FOLDERS[0], kind="9p"),)), QEMU, "max")
     assert one == other
     assert len({tuple(words) for words in (none, one, two, by_9p)}) == 4
 

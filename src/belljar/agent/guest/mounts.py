@@ -11,19 +11,22 @@ from _collections_abc import Callable
 
 from belljar.agent.guest.accounts import Account
 from belljar.agent.guest.network import RESCAN
-from belljar.agent.guest.system import Refused, kernel_events, libc, load_filesystems, read_file, shown, write_quietly
+from belljar.agent.guest.system import (
+    Refused,
+    kernel_events,
+    libc,
+    load_filesystem,
+    load_filesystems,
+    read_file,
+    shown,
+    write_quietly,
+)
 from belljar.agent.transfer.tar import ROOT
 from belljar.agent.wire import Words, join
 
 PACKED, UPPER = b"/run/belljar/packed/", b"/var/lib/belljar/packed/"
 # The newest kernel's way first; the last one is every kernel's.
 OVERLAY_OPTIONS = (b",redirect_dir=on,xino=auto,volatile", b",redirect_dir=on", b"")
-# Options; errors of a device whose driver is still being loaded, or whose tag the kernel does not know yet; seconds for it.
-# cache=mmap: what the host changes is seen at once, and shared mappings work.
-SHARES = {
-    b"9p": (b"trans=virtio,version=9p2000.L,msize=512000,cache=mmap,access=client", (errno.ENOENT, errno.EBUSY), 5.0),
-    b"virtiofs": (b"", (errno.EINVAL,), 15.0),
-}
 DISK_PATIENCE = 10.0  # seconds for a disk that the bus shows, until its driver is loaded
 
 
@@ -37,13 +40,16 @@ class Mounts:
 
     def mount(self, words: Words) -> bytes:
         """Mount a folder of the host's. A clone's device may have been plugged in while its guest stood still."""
-        kind = checked_kind(words.next())
-        options, missing, patience = SHARES[kind]
-        tag, target, how = words.next(), checked_target(words.next()), words.next()
+        kind, tag, target, how = words.next(), words.next(), checked_target(words.next()), words.next()
+        options, modules = words.next(), words.some()
+        missing, patience = (
+            [int(number) for number in words.some()],
+            words.number(),
+        )  # seconds for what is still to come
         flags = libc.MS_NOSUID | libc.MS_NODEV | (0 if how == b"rw" else libc.MS_RDONLY)
         try:
             os.makedirs(target, exist_ok=True)
-            load_filesystems(kind.decode("ascii"))
+            load_filesystem(kind.decode("ascii"), modules)
             awaited(lambda: libc.mount(tag, target, kind, flags, options), missing, patience)
         except OSError as exc:
             if exc.errno == errno.ENODEV:
@@ -54,7 +60,7 @@ class Mounts:
 
     def prepare_for(self, words: Words) -> bytes:
         """Before a template is saved: what its clones would otherwise each load anew."""
-        load_filesystems(checked_kind(words.next()).decode("ascii"))
+        load_filesystem(words.text(), words.some())
         return b""
 
     def find_disks(self, words: Words) -> bytes:
@@ -89,7 +95,7 @@ class Mounts:
         os.sync()
 
 
-def awaited(attempt: Callable[[], None], missing: tuple[int, ...], patience: float) -> None:
+def awaited(attempt: Callable[[], None], missing: list[int], patience: float) -> None:
     """Attempt it. Where it fails by one of the *missing* errors a driver or a device is still to come: the kernel is told to
     look at the bus anew, then each of its events is waited for, and it is tried again. Raises OSError."""
     events, deadline = None, time.monotonic() + patience
@@ -126,16 +132,10 @@ def devices_of(serials: list[bytes]) -> list[bytes]:
             raise OSError(errno.ENXIO, ", ".join(missing))
 
     try:
-        awaited(look, (errno.ENXIO,), DISK_PATIENCE)
+        awaited(look, [errno.ENXIO], DISK_PATIENCE)
     except OSError as exc:
         raise Refused("no-disk", f"the guest's kernel does not find the disk {exc.strerror}") from exc
     return [b"/dev/" + names[serial] for serial in serials]
-
-
-def checked_kind(kind: bytes) -> bytes:
-    if kind not in SHARES:
-        raise Refused("bad-call", f"no share is of the kind {shown(kind)}")
-    return kind
 
 
 def checked_target(target: bytes) -> bytes:

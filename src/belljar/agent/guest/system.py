@@ -117,6 +117,12 @@ def load_filesystems(*names: str) -> None:
         os.spawnv(os.P_WAIT, program, ["modprobe", "-q", name])
 
 
+def load_filesystem(name: str, modules: list[bytes]) -> None:
+    """With all that mounting it takes."""
+    if not has_filesystem(name):
+        load_filesystems(*map(os.fsdecode, modules))
+
+
 def kernel_events() -> _socket.socket:
     """A socket that gets a message for every device that comes or goes."""
     events = _socket.socket(_socket.AF_NETLINK, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC, 15)  # NETLINK_KOBJECT_UEVENT

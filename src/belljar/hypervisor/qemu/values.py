@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from belljar.errors import BadSetting, BelljarError, CommandMissing
 from belljar.host.commands import run
 from belljar.hypervisor import Settings
-from belljar.hypervisor.qemu import abilities, virtiofs
+from belljar.hypervisor.devices import share_kind, share_names
+from belljar.hypervisor.qemu import abilities
 from belljar.hypervisor.qemu.abilities import QUESTION_TIMEOUT
 
 BY_ITSELF = ("", "auto")
@@ -22,7 +23,12 @@ def wrong_values(settings: Settings, driver: str) -> Iterator[tuple[str, str, Ba
         ("qemu", "binary", settings.binary, lambda name: abilities.name_of(abilities.find(name))),
         ("qemu", "cpu", settings.cpu, lambda _: _check_cpu(settings)),
         ("qemu", "uefi", settings.uefi, find_uefi),
-        ("qemu", "virtiofsd", settings.virtiofsd, virtiofs.find),
+        (
+            "qemu",
+            "virtiofsd",
+            settings.virtiofsd,
+            lambda _: _check_shares(settings),
+        ),
         ("qemu", "user", settings.user, _check_user),
     ]
     for section, key, value, look in looks:
@@ -54,6 +60,11 @@ def _check_cpu(settings: Settings) -> None:
         complaint = answer.err.decode(errors="replace").strip().rpartition("\n")[2].rpartition("86_64: ")[2]
         hint = 'Set it to "auto", or to what `qemu-system-x86_64 -cpu help` lists.'
         raise BadSetting(f"{settings.cpu!r}: {complaint or 'no message'}", hint=hint)
+
+
+def _check_shares(settings: Settings) -> None:
+    for name in share_names():
+        share_kind(name).check(settings)
 
 
 def _check_user(name: str) -> None:

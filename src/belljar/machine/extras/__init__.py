@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from belljar.guest import Guest
 from belljar.hints import TYPE_CHECKING
 from belljar.hypervisor import ExtraDisk, HostDevice
+from belljar.hypervisor.devices import share_kind
 from belljar.machine.life.life import Lifecycle
 from belljar.model import MachineSpec, Payload, Share
 from belljar.network import Joined
@@ -70,4 +71,4 @@ class Shares(Extra):
     async def furnish(self, guest: Guest, payload: Payload, devices: Mapping[str, str]) -> None:
         """Every share in its place, outer ones first, for one may lie in another."""
         for tag, share in sorted(tagged_shares(self._machine), key=lambda tagged: tagged[1].target):
-            await guest.mount(share, tag)
+            await guest.mount(share, tag, share_kind(share.kind).filesystem)

@@ -11,11 +11,12 @@ from contextlib import ExitStack, suppress
 from belljar.errors import BadOption, DeviceBusy, GuestRefused, HostError, NotPermitted
 from belljar.guest import Guest
 from belljar.host.files import private_folder
+from belljar.host.hardware.pci import Device, DeviceClass, read
+from belljar.host.hardware.vfio import CHECK, LIST, obstacle, of_site, open_group
 from belljar.host.locks import try_lock
-from belljar.host.pci import Device, DeviceClass, read
 from belljar.host.threads import in_thread
-from belljar.host.vfio import CHECK, LIST, obstacle, of_site, open_group
-from belljar.hypervisor import MOST_DEVICES, HostDevice, device_port
+from belljar.hypervisor import HostDevice
+from belljar.hypervisor.devices.vfio import MOST_DEVICES, port
 from belljar.machine.extras import Equipment, Extra
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.services import Rules
@@ -89,7 +90,7 @@ class Devices(Extra):
     async def furnish(self, guest: Guest, payload: Payload, devices: Mapping[str, str]) -> None:
         """Raises HostError, GuestRefused."""
         timeout = self._rules.machine.device_timeout
-        seen = await guest.await_devices([device_port(number) for number, _ in enumerate(self._devices)], timeout)
+        seen = await guest.await_devices([port(number) for number, _ in enumerate(self._devices)], timeout)
         for device, (address, driver) in zip(self._devices, seen, strict=True):
             self._life.record.write("device-seen", address=device.address, inside=address, driver=driver)
             what = f"the device {device.address} ({device.vendor}:{device.device}) within {timeout:g} s"

@@ -14,8 +14,19 @@ from pathlib import Path
 
 from belljar.errors import BelljarError, DeviceBusy, HostError, NotPermitted
 from belljar.host.files import private_folder, read_json, write_whole
+from belljar.host.hardware.pci import (
+    MEDIATED,
+    PCI,
+    REQUIRED,
+    VFIO,
+    Device,
+    DeviceClass,
+    Site,
+    class_of,
+    in_the_way,
+    read,
+)
 from belljar.host.locks import Lock, locked, try_lock
-from belljar.host.pci import MEDIATED, PCI, REQUIRED, VFIO, Device, DeviceClass, Site, class_of, in_the_way, read
 from belljar.model import dumps
 from belljar.reading import from_json
 from belljar.records import dataclass, replace

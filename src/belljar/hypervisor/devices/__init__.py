@@ -1,0 +1,176 @@
+"""The kinds of things on a machine's bus. Each has one file here, which says all that is special about it.
+
+    disk.py             the machine's own disk, its further disks, its seed
+    card.py             the network card
+    shares.py           shared folders, of whatever kind
+    share_NAME.py       one kind of shared folder; `--share NAME:SRC` asks for it
+    vfio.py             PCI devices of this host
+
+Nothing here is imported for a machine that has nothing of the kind. Rooms below cannot ask: what the guest is to mount, and the
+drivers it loads for that, go to its agent as data.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+
+from belljar.errors import BadOption, UsageError
+from belljar.hints import TYPE_CHECKING, Any, Protocol, cast
+
+if TYPE_CHECKING:
+    import asyncio
+    import socket
+    from collections.abc import Callable
+
+    from belljar.errors import BelljarError
+    from belljar.hypervisor import DomainSpec, Settings, SharedFolder
+    from belljar.hypervisor.libvirt.xml import Ends
+    from belljar.hypervisor.qemu.process.launch import Launch
+    from belljar.model import FileSystem, MachineId
+
+Complaint = tuple[str, type["BelljarError"], "str | None"]  # what QEMU says, as a pattern; our error for it; a hint
+MODERN = "virtio-non-transitional"  # libvirt's word
+LACKS = "Ask for a machine without it; docs/batch/libvirt.md tells what libvirt's machines lack."
+SHARE = "share_"  # begins the name of each file with a kind of shared folder
+MARK = b"BELLJAR_SERVES="  # of a process beside QEMU, on its command line; then the machine's id and a colon
+
+
+class Kind:
+    """All that a machine has of one kind."""
+
+    complaints: tuple[Complaint, ...] = ()
+
+    def check(self, spec: DomainSpec, settings: Settings) -> None:
+        """Refuse what this host cannot give. Raises CommandMissing, HostError."""
+
+    def words(self, launch: Launch) -> list[str]:
+        """QEMU's command line."""
+        return []
+
+    def plugged(self, spec: DomainSpec) -> list[dict[str, Any]]:
+        """What is plugged into a clone when its state is loaded, as QMP's `device_add` takes it."""
+        return []
+
+    def xml(self, spec: DomainSpec, ends: Ends, place: Callable[[], str]) -> Iterator[str]:
+        """libvirt's elements; *place* is the address of the next one. Raises UsageError for what libvirt has not."""
+        return iter(())
+
+
+class Server(Protocol):
+    """A process beside QEMU that serves a folder. `line` is QEMU's end of its socket, ours to close when QEMU has it."""
+
+    line: socket.socket
+    over: asyncio.Future[int]
+
+    async def ready(self) -> None:
+        """Returns when it answers. Raises NotPermitted, HostError."""
+
+    def usage(self) -> tuple[float, float, int]:
+        """As of a domain; zeros until it has ended."""
+
+    def kill(self) -> None:
+        """It and all that it started."""
+
+    def loss(self) -> BelljarError:
+        """Its end, which nobody asked for, in words."""
+
+
+class ShareKind:
+    """One way in which a guest sees a folder of this host: KIND of its file."""
+
+    is_usual = False  # `--share SRC` means this one
+    is_served = False  # by a process beside QEMU, whose device takes part in no migration: it is plugged into a clone
+    device = ""  # QEMU's
+    filesystem: FileSystem  # the guest's side
+    capabilities: tuple[str, ...] = ()  # that root's QEMU keeps for it
+    complaints: tuple[Complaint, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.filesystem.type
+
+    @property
+    def socket(self) -> str:
+        """The file in the machine's folder by which QEMU gets its line to a server."""
+        return f"{self.name}.sock"
+
+    def check(self, settings: Settings) -> None:
+        """Raises CommandMissing, HostError."""
+
+    def words(self, share: SharedFolder) -> list[str]:
+        """Of one that is not served: hardware that every clone has."""
+        return []
+
+    def plug(self, share: SharedFolder) -> dict[str, Any]:
+        """The device of one that is served, without its port and its line."""
+        raise NotImplementedError
+
+    def serve(self, spec: DomainSpec, share: SharedFolder, settings: Settings) -> Server:
+        """Start its server."""
+        raise NotImplementedError
+
+    def xml(self, share: SharedFolder, place: str) -> str:
+        """Raises UsageError."""
+        hint = f"Share the folder without `{self.name}:`; docs/batch/libvirt.md tells what machines by libvirt do not have."
+        raise UsageError(f"a folder shared by {self.name}: not with machines by libvirt", hint=hint)
+
+
+def kinds_of(spec: DomainSpec) -> list[Kind]:
+    """The kinds that the machine has, in the order in which they come to its bus."""
+    kinds = ("disk:OWN", True), ("card:CARD", spec.nic), ("shares:SHARES", spec.shares), ("vfio:DEVICES", spec.devices)
+    return [_load(name) for name, has in (*kinds, ("disk:FURTHER", spec.seed or spec.disks)) if has]
+
+
+def _load(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(f"{__name__}.{module}"), attribute)
+
+
+@cache
+def share_names() -> tuple[str, ...]:
+    """The kinds of shared folders, found by their files."""
+    names = (file.removesuffix(".py") for folder in __path__ for file in os.listdir(folder))
+    return tuple(sorted(name.removeprefix(SHARE) for name in names if name.startswith(SHARE)))
+
+
+@cache
+def share_kind(name: str) -> ShareKind:
+    """The kind of this name; "": the usual one. Raises BadOption."""
+    if name and name not in share_names():
+        raise BadOption(f"{name[:40]!r}: no such kind of shared folder", hint=f"Known are {', '.join(share_names())}.")
+    kinds = (cast("ShareKind", _load(f"{SHARE}{known}:KIND")) for known in ([name] if name else share_names()))
+    return next(kind for kind in kinds if name or kind.is_usual)
+
+
+def share_kinds(spec: DomainSpec) -> list[ShareKind]:
+    """Those that the machine has, each once."""
+    kinds = {share_kind(share.kind) for share in spec.shares}
+    return sorted(kinds, key=lambda kind: kind.name)
+
+
+def served(spec: DomainSpec) -> tuple[SharedFolder, ...]:
+    """The folders that a process beside QEMU serves."""
+    return tuple(share for share in spec.shares if share_kind(share.kind).is_served)
+
+
+def server_of(argv: Sequence[bytes]) -> MachineId | None:
+    """The machine whose folder a process with this command line serves; None for any other process."""
+    if argv and argv[0].rpartition(b"/")[2] in (b"unshare", b"setpriv"):
+        for word in argv:
+            if word.startswith(MARK):
+                return word[len(MARK) :].partition(b":")[0].decode("ascii", "replace")
+    return None
+
+
+def complaints() -> list[Complaint]:
+    """What QEMU says about things of any kind."""
+    kinds: list[Kind | ShareKind] = [_load("vfio:DEVICES"), *map(share_kind, share_names())]
+    return [row for kind in kinds for row in kind.complaints]
+
+
+def joined(device: Mapping[str, Any]) -> str:
+    """What `device_add` takes, as a word of the command line."""
+    return ",".join((str(device["driver"]), *(f"{key}={value}" for key, value in device.items() if key != "driver")))
