@@ -152,10 +152,9 @@ class FileSystem:
     """How a guest's kernel mounts shared folders of one kind."""
 
     type: str
-    modules: tuple[str, ...]  # in the order in which they are loaded
+    modules: str  # in the order in which they are loaded, with spaces between
     options: str = ""
     missing: tuple[int, ...] = ()  # errors of a device or driver that is still to come
-    patience: int = 0  # seconds for it
 
 
 @dataclass(frozen=True)

@@ -344,7 +344,7 @@ class FakeHypervisor:
         machine = (spec.cpus, spec.memory, spec.disk_size, spec.owner[0], spec.accelerator.value)
         devices = (
             spec.nic is not None,
-            [(share.tag, share.kind) for share in spec.shares],
+            [share.kind for share in spec.shares],
             [it.windows for it in spec.devices],
             spec.frame is not None,
         )

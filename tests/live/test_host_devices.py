@@ -23,7 +23,7 @@ CARDS = f"""
 import sys
 sys.path[:] = {sys.path!r}
 from pathlib import Path
-from belljar.host.hardware.pci import Device
+from belljar.host.devices.pci import Device
 from belljar.hypervisor.qemu import cmdline
 from belljar.hypervisor.qemu.template import plugging
 from belljar.machine.extras import devices

@@ -11,7 +11,7 @@ from tests.fakes import sysfs
 from tests.fakes.guest import Script
 from tests.stories.conftest import Runtime
 
-from belljar.host.hardware.pci import DeviceClass
+from belljar.host.devices.pci import DeviceClass
 from belljar.host.locks import try_lock
 from belljar.model import Cause, Outcome, OutcomeClass, Start
 

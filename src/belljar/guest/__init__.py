@@ -15,9 +15,7 @@ from belljar.records import dataclass
 if TYPE_CHECKING:
     import socket
 
-OTHER_SHARE = (
-    "Share it another way (docs/jobs/data.md; `SRC` alone is the usual one), use `--in` and `--out`, or another image."
-)
+OTHER_SHARE = "Share it another way (`SRC` alone, or `KIND:SRC`), use `--in` and `--out`, or another image."
 
 
 @dataclass(frozen=True)

@@ -220,16 +220,9 @@ class Conversation:
         return seen_between(before, after, clock)
 
     async def mount(self, share: Share, tag: str, filesystem: FileSystem) -> None:
-        """An older agent knows the rest by the type."""
-        how = b"ro" if share.readonly else b"rw"
-        kind, options, modules = text(filesystem.type), text(filesystem.options), map(text, filesystem.modules)
-        rest = (
-            options,
-            *counted([*modules]),
-            *counted([b"%d" % it for it in filesystem.missing]),
-            b"%d" % filesystem.patience,
-        )
-        await self._call(b"mount", kind, text(tag), text(share.target), how, *rest)
+        known = filesystem.type, tag, share.target, "ro" if share.readonly else "rw"  # all that an older agent reads
+        missing = " ".join(map(str, filesystem.missing))
+        await self._call(b"mount", *map(text, (*known, filesystem.options, filesystem.modules, missing)))
 
     async def find_disks(self, names: Sequence[str]) -> list[str]:
         return await self._call(b"find_disks", *counted([text(name) for name in names]), answers=len(names))
@@ -247,7 +240,7 @@ class Conversation:
         return list(zip(seen[::2], seen[1::2], strict=True))
 
     async def prepare_for(self, filesystem: FileSystem) -> None:
-        await self._call(b"prepare", text(filesystem.type), *counted([*map(text, filesystem.modules)]), patience=10)
+        await self._call(b"prepare", text(filesystem.type), text(filesystem.modules), patience=10)
 
     async def add_account(self, account: Account) -> None:
         await self._call(b"add_account", *account_words(account))

@@ -18,7 +18,7 @@ from belljar.errors import BelljarError, NotPermitted
 from belljar.hints import TYPE_CHECKING, Any, Protocol
 from belljar.host import processes
 from belljar.host.quick_imports import sha256
-from belljar.model import MIB, Firmware, MachineId, NetworkMode, setting, to_json
+from belljar.model import MIB, Firmware, MachineId, NetworkMode, Share, setting, to_json
 from belljar.records import dataclass, field, replace
 
 if TYPE_CHECKING:
@@ -84,16 +84,6 @@ class Nic:
     egress: Egress | None = None  # user network: where the machine may go; None: wherever its host may
     has_line: bool = False  # its frames are carried by a descriptor, where there is one, and not by QEMU itself
     fd: int = -1  # that descriptor, ours, lent to the domain: a tap, or a socket; -1 (a template's): nothing there
-
-
-@dataclass(frozen=True)
-class SharedFolder:
-    """A host folder offered to the guest. Its tag is part of the hardware; its path is not."""
-
-    tag: str
-    source: str
-    readonly: bool
-    kind: str = ""  # a name of `devices.share_names`; "": the usual one
 
 
 @dataclass(frozen=True)
@@ -168,7 +158,7 @@ class DomainSpec:
     accelerator: Accelerator  # kvm or tcg, never auto
     folder: Path  # the machine's folder: qemu.log is written here
     nic: Nic | None = None
-    shares: tuple[SharedFolder, ...] = ()
+    shares: tuple[Share, ...] = ()
     owner: tuple[int, int] = (0, 0)  # uid and gid QEMU runs as; different from ours only when we are root
     disks: tuple[ExtraDisk, ...] = ()
     # A read-only disc for the guest's own init (NoCloud, CD-ROM of a CernVM). Clones have their template's copy in the drive.

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from belljar.errors import HostError
 from belljar.findings import Finding, expect, fail, ok, warn
-from belljar.host.hardware.pci import PCI, VFIO, Device, Site, class_of, read
-from belljar.host.hardware.vfio import IOMMU, Bindings, obstacle, open_group
+from belljar.host.devices.pci import PCI, Device, Site, class_of, read
+from belljar.host.devices.vfio import IOMMU, VFIO, Bindings, obstacle, open_group
 from belljar.host.locks import is_locked
 from belljar.host.privileges import user_of
 from belljar.jobs import Runtime

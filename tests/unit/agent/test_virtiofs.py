@@ -16,7 +16,6 @@ from belljar.agent.guest.system import Refused
 from belljar.agent.wire import Words
 from belljar.errors import GuestRefused
 from belljar.guest.process import refusal
-from belljar.hypervisor.devices.share_virtiofs import KIND
 
 
 class Kernel:
@@ -43,7 +42,7 @@ class Events:
     """The kernel's events, of which there is always another."""
 
     def settimeout(self, seconds: float) -> None:
-        assert 0 < seconds <= KIND.filesystem.patience
+        assert 0 < seconds <= mounts.PATIENCE
 
     def recv(self, size: int) -> bytes:
         return b"add@/devices/pci"
@@ -61,7 +60,7 @@ def play_modules(monkeypatch: pytest.MonkeyPatch, loaded: list[str], has: Callab
 
 @pytest.fixture
 def mounting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[Kernel, Callable[[], bytes]]]:
-    def prepare(*answers: int, how: bytes = b"rw", patience: int = 15) -> tuple[Kernel, Callable[[], bytes]]:
+    def prepare(*answers: int, how: bytes = b"rw") -> tuple[Kernel, Callable[[], bytes]]:
         kernel = Kernel(*answers)
         monkeypatch.setattr(mounts, "libc", kernel)
         monkeypatch.setattr(mounts, "kernel_events", Events)
@@ -69,18 +68,7 @@ def mounting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., t
         play_modules(monkeypatch, kernel.loaded, lambda name: name.encode() in kernel.known.split())
         guest = Guest()
         target = os.fsencode(tmp_path / "place")
-        call = [
-            b"virtiofs",
-            b"share0",
-            target,
-            how,
-            b"",
-            b"1",
-            b"virtiofs",
-            b"1",
-            b"%d" % errno.EINVAL,
-            b"%d" % patience,
-        ]
+        call = [b"virtiofs", b"share0", target, how, b"", b"virtiofs", b"%d" % errno.EINVAL]
         return kernel, lambda: guest.calls[b"mount"](Words(call)) or guest.mounts[-1]
 
     return prepare
@@ -122,8 +110,9 @@ def test_a_kernel_without_it_is_told_of_as_that(mounting: Mounting) -> None:
     assert isinstance(refusal(b"no-filesystem\0the guest's kernel has no virtiofs file system"), GuestRefused)
 
 
-def test_a_device_that_never_comes_is_given_up(mounting: Mounting) -> None:
-    _, mount = mounting(errno.EINVAL, patience=0)
+def test_a_device_that_never_comes_is_given_up(mounting: Mounting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mounts, "PATIENCE", 0.01)
+    _, mount = mounting(*([errno.EINVAL] * 100_000))
     with pytest.raises(Refused, match="cannot mount the share: Invalid argument"):
         mount()
 
@@ -131,10 +120,10 @@ def test_a_device_that_never_comes_is_given_up(mounting: Mounting) -> None:
 def test_a_template_is_made_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = list[str]()
     play_modules(monkeypatch, loaded, lambda name: False)
-    Guest().prepare_for(Words([b"9p", b"2", b"9pnet_virtio", b"9p"]))
+    Guest().prepare_for(Words([b"9p", b"9pnet_virtio 9p"]))
     assert loaded == ["9pnet_virtio", "9p"]
 
 
 def test_a_rehearsal_mounts_nothing() -> None:
     with pytest.raises(Refused):
-        Rehearsal().calls[b"mount"](Words([b"virtiofs", b"share0", b"/data", b"rw", b"", b"0", b"0", b"0"]))
+        Rehearsal().calls[b"mount"](Words([b"virtiofs", b"share0", b"/data", b"rw", b"", b"", b""]))

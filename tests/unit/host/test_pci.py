@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.fakes import sysfs
 
-from belljar.host.hardware.pci import FUNCTION, MEDIATED, DeviceClass, class_of, in_the_way, read
+from belljar.host.devices.pci import FUNCTION, MEDIATED, DeviceClass, class_of, in_the_way, read
 
 UUID = "c73f1fa6-489e-4834-9476-d70dabd98c40"
 GPUS = DeviceClass("gpu", ("vendor=10de class=03*",))

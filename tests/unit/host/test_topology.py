@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import HostError, NoMemory
-from belljar.host.hardware.topology import check_pages, numbers_of, pin, place, read_cpus
+from belljar.host.devices.topology import check_pages, numbers_of, pin, place, read_cpus
 from belljar.host.room import Cpu
 from belljar.model import GIB, MIB, Pages, Pin
 

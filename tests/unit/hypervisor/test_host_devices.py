@@ -12,7 +12,7 @@ from tests.unit.hypervisor.test_plugging import SPEC
 
 from belljar.errors import DeviceBusy, HostError, UsageError
 from belljar.hypervisor import HostDevice, LibvirtSettings, Settings
-from belljar.hypervisor.devices.vfio import MOST_DEVICES, port
+from belljar.hypervisor.devices.pci import MOST_DEVICES, port
 from belljar.hypervisor.libvirt.driver import LibvirtHypervisor
 from belljar.hypervisor.qemu.cmdline import hardware
 from belljar.hypervisor.qemu.process.complaints import explain

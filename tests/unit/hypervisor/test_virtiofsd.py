@@ -16,16 +16,15 @@ from tests.unit.hypervisor.test_cmdline import COLD, FOLDERS
 
 from belljar.errors import BelljarError, CommandMissing, HostError, NotPermitted, ShareLost, UsageError
 from belljar.host import commands as programs
-from belljar.hypervisor import DomainSpec, EventKind, Settings, SharedFolder, load
-from belljar.hypervisor.devices import server_of
+from belljar.hypervisor import DomainSpec, EventKind, Settings, load
+from belljar.hypervisor.devices import SHARES, end, serve, server_of
 from belljar.hypervisor.devices import share_virtiofs as virtiofs
 from belljar.hypervisor.devices.share_virtiofs import FolderServer, command_line
-from belljar.hypervisor.devices.shares import SHARES, end, serve
 from belljar.hypervisor.qemu.cmdline import marked
 from belljar.hypervisor.qemu.domain import Command, Lines, QemuDomain
 from belljar.hypervisor.qemu.process.launch import Launch
 from belljar.hypervisor.qemu.template import making
-from belljar.model import MIB
+from belljar.model import MIB, Share
 
 # In place of virtiofsd: takes the connection, says that it is there, and does what it is told.
 STAND_IN = """#!/usr/bin/python3 -IS
@@ -59,7 +58,7 @@ def spec(tmp_path: Path) -> DomainSpec:
         folder = tmp_path / f"shared{number}"
         folder.mkdir()
         (folder / f"file{number}").touch()
-        shares.append(SharedFolder(f"share{number}", str(folder), readonly=True, kind=kind))
+        shares.append(Share(str(folder), "/in", True, kind))
     place = tmp_path / "machine"
     place.mkdir(mode=0o700)
     return replace(COLD, shares=tuple(shares), folder=place, owner=(os.geteuid(), os.getegid()))
@@ -124,10 +123,10 @@ def test_the_one_in_rust_is_taken_and_no_other(tmp_path: Path, line: str, is_tak
 
 def test_a_users_folder_is_his_alone_in_the_guest_and_roots_is_as_it_is(spec: DomainSpec) -> None:
     folder = replace(spec.shares[0], readonly=False)
-    words = command_line(replace(spec, owner=(1000, 100)), folder, "/virtiofsd", 9)
+    words = command_line(replace(spec, owner=(1000, 100)), "share0", folder, "/virtiofsd", 9)
     assert {"--user", "--map-root-user", "--fd=9", f"--shared-dir={folder.source}", "--sandbox=namespace"} <= {*words}
     assert {"--translate-uid=host:0:1000:1", "--translate-gid=host:0:100:1"} <= {*words} and "--readonly" not in words
-    of_root = command_line(replace(spec, owner=(0, 0)), spec.shares[0], "/virtiofsd", 9)
+    of_root = command_line(replace(spec, owner=(0, 0)), "share0", spec.shares[0], "/virtiofsd", 9)
     assert not [word for word in of_root if word.startswith(("--translate", "--user"))] and "--readonly" in of_root
 
 
@@ -145,7 +144,7 @@ def test_a_process_is_known_by_its_mark(program: bytes, machine: str | None) -> 
 
 async def test_each_folder_by_virtiofs_is_served_and_nothing_of_it_stays(spec: DomainSpec, program: str) -> None:
     servers = await serve(spec, Settings(virtiofsd=program))
-    assert [server.share.tag for server in servers] == ["share0", "share2"]
+    assert [server.share for server in servers] == [spec.shares[0], spec.shares[2]]
     assert [server.line.recv(100) for server in servers] == [b"here file0", b"here file2"]
     assert sorted(path.name for path in spec.folder.iterdir()) == ["virtiofsd.log"]  # the socket has no name any more
     await end(servers)

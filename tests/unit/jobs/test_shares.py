@@ -35,8 +35,8 @@ def test_the_forms_of_a_folder_by_virtiofs(text: str, source: str, target: str, 
 def test_a_folder_that_is_named_virtiofs_can_still_be_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     here = os.path.realpath(tmp_path)
-    assert share("./virtiofs:/in") == Share(f"{here}/virtiofs", "/in", True, "9p")
-    assert share("virtiofs") == Share(f"{here}/virtiofs", f"{tmp_path}/virtiofs", True, "9p")
+    assert share("./virtiofs:/in") == Share(f"{here}/virtiofs", "/in", True, "")
+    assert share("virtiofs") == Share(f"{here}/virtiofs", f"{tmp_path}/virtiofs", True, "")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_sites_missing_folders_are_left_out(tmp_path: Path) -> None:
     left_out: list[str] = []
     folders = of_site((f"{tmp_path}:/there", f"{tmp_path}/gone:/gone"), left_out.append)
     assert left_out == [f"{tmp_path}/gone"]
-    assert [(folder.target, folder.kind) for folder in folders] == [("/there", "9p")]
+    assert [(folder.target, folder.kind) for folder in folders] == [("/there", "")]
 
 
 def test_a_sites_mistakes_name_the_setting() -> None:

@@ -11,23 +11,14 @@ from _collections_abc import Callable
 
 from belljar.agent.guest.accounts import Account
 from belljar.agent.guest.network import RESCAN
-from belljar.agent.guest.system import (
-    Refused,
-    kernel_events,
-    libc,
-    load_filesystem,
-    load_filesystems,
-    read_file,
-    shown,
-    write_quietly,
-)
+from belljar.agent.guest.system import Refused, kernel_events, libc, load_filesystem, read_file, shown, write_quietly
 from belljar.agent.transfer.tar import ROOT
 from belljar.agent.wire import Words, join
 
 PACKED, UPPER = b"/run/belljar/packed/", b"/var/lib/belljar/packed/"
 # The newest kernel's way first; the last one is every kernel's.
 OVERLAY_OPTIONS = (b",redirect_dir=on,xino=auto,volatile", b",redirect_dir=on", b"")
-DISK_PATIENCE = 10.0  # seconds for a disk that the bus shows, until its driver is loaded
+PATIENCE = 15.0  # seconds for a device that the bus shows, until its driver is loaded
 
 
 class Mounts:
@@ -41,16 +32,12 @@ class Mounts:
     def mount(self, words: Words) -> bytes:
         """Mount a folder of the host's. A clone's device may have been plugged in while its guest stood still."""
         kind, tag, target, how = words.next(), words.next(), checked_target(words.next()), words.next()
-        options, modules = words.next(), words.some()
-        missing, patience = (
-            [int(number) for number in words.some()],
-            words.number(),
-        )  # seconds for what is still to come
+        options, modules, missing = words.next(), words.text().split(), [int(it) for it in words.next().split()]
         flags = libc.MS_NOSUID | libc.MS_NODEV | (0 if how == b"rw" else libc.MS_RDONLY)
         try:
             os.makedirs(target, exist_ok=True)
-            load_filesystem(kind.decode("ascii"), modules)
-            awaited(lambda: libc.mount(tag, target, kind, flags, options), missing, patience)
+            load_filesystem(kind.decode("ascii"), *modules)
+            awaited(lambda: libc.mount(tag, target, kind, flags, options), missing)
         except OSError as exc:
             if exc.errno == errno.ENODEV:
                 raise Refused("no-filesystem", f"the guest's kernel has no {shown(kind)} file system") from exc
@@ -60,7 +47,7 @@ class Mounts:
 
     def prepare_for(self, words: Words) -> bytes:
         """Before a template is saved: what its clones would otherwise each load anew."""
-        load_filesystem(words.text(), words.some())
+        load_filesystem(words.text(), *words.text().split())
         return b""
 
     def find_disks(self, words: Words) -> bytes:
@@ -73,7 +60,7 @@ class Mounts:
         account = Account(words)
         try:
             os.makedirs(target, exist_ok=True)
-            load_filesystems("ext4")
+            load_filesystem("ext4")
             flags = libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOATIME
             libc.mount(device, target, b"ext4", flags, b"noinit_itable,errors=remount-ro")
             self.mounts.append(target)
@@ -95,10 +82,10 @@ class Mounts:
         os.sync()
 
 
-def awaited(attempt: Callable[[], None], missing: list[int], patience: float) -> None:
+def awaited(attempt: Callable[[], None], missing: list[int]) -> None:
     """Attempt it. Where it fails by one of the *missing* errors a driver or a device is still to come: the kernel is told to
     look at the bus anew, then each of its events is waited for, and it is tried again. Raises OSError."""
-    events, deadline = None, time.monotonic() + patience
+    events, deadline = None, time.monotonic() + PATIENCE
     try:
         while True:
             try:
@@ -132,7 +119,7 @@ def devices_of(serials: list[bytes]) -> list[bytes]:
             raise OSError(errno.ENXIO, ", ".join(missing))
 
     try:
-        awaited(look, [errno.ENXIO], DISK_PATIENCE)
+        awaited(look, [errno.ENXIO])
     except OSError as exc:
         raise Refused("no-disk", f"the guest's kernel does not find the disk {exc.strerror}") from exc
     return [b"/dev/" + names[serial] for serial in serials]
@@ -154,7 +141,8 @@ def mount_packed(name: bytes, device: bytes, target: bytes, account: Account) ->
     """In a child: the disk's folder over what is at *target*; changes go to the guest's own disk. Raises Refused."""
     base, upper = PACKED + name, UPPER + name
     try:
-        load_filesystems("squashfs", "overlay")
+        load_filesystem("squashfs")
+        load_filesystem("overlay")
         for folder in (base + b"/disk", base + b"/below", upper + b"/changes", upper + b"/work"):
             os.makedirs(folder, mode=0o711)
         libc.mount(device, base + b"/disk", b"squashfs", libc.MS_RDONLY | libc.MS_NODEV, b"")

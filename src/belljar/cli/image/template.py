@@ -54,8 +54,7 @@ def remove(args: Args, runtime: Runtime) -> None:
 
 def build(args: Args, runtime: Runtime) -> None:
     shares = [Share("/", f"/share{number}") for number in range(args.shares)]
-    for kind in KINDS:
-        shares += [Share("/", f"/{kind}{number}", kind=kind) for number in range(getattr(args, kind))]
+    shares += [Share("/", f"/{it}{number}", kind=it) for it in KINDS for number in range(getattr(args, it))]
     check_number("all shares", len(shares))
     for option, value in (("--cpus", args.cpus), ("--memory", args.memory)):
         above_zero(option, value)

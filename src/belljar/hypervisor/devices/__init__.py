@@ -2,9 +2,8 @@
 
     disk.py             the machine's own disk, its further disks, its seed
     card.py             the network card
-    shares.py           shared folders, of whatever kind
     share_NAME.py       one kind of shared folder; `--share NAME:SRC` asks for it
-    vfio.py             PCI devices of this host
+    pci.py              PCI devices of this host
 
 Nothing here is imported for a machine that has nothing of the kind. Rooms below cannot ask: what the guest is to mount, and the
 drivers it loads for that, go to its agent as data.
@@ -12,6 +11,7 @@ drivers it loads for that, go to its agent as data.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -21,20 +21,20 @@ from belljar.errors import BadOption, UsageError
 from belljar.hints import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
-    import asyncio
     import socket
     from collections.abc import Callable
 
     from belljar.errors import BelljarError
-    from belljar.hypervisor import DomainSpec, Settings, SharedFolder
-    from belljar.hypervisor.libvirt.xml import Ends
+    from belljar.hypervisor import DomainSpec, Settings
+    from belljar.hypervisor.libvirt import Ends
     from belljar.hypervisor.qemu.process.launch import Launch
-    from belljar.model import FileSystem, MachineId
+    from belljar.model import FileSystem, MachineId, Share
 
 Complaint = tuple[str, type["BelljarError"], "str | None"]  # what QEMU says, as a pattern; our error for it; a hint
 MODERN = "virtio-non-transitional"  # libvirt's word
 LACKS = "Ask for a machine without it; docs/batch/libvirt.md tells what libvirt's machines lack."
 SHARE = "share_"  # begins the name of each file with a kind of shared folder
+LAST_RESORT = 10.0  # seconds SIGKILL may take
 MARK = b"BELLJAR_SERVES="  # of a process beside QEMU, on its command line; then the machine's id and a colon
 
 
@@ -65,17 +65,10 @@ class Server(Protocol):
     line: socket.socket
     over: asyncio.Future[int]
 
-    async def ready(self) -> None:
-        """Returns when it answers. Raises NotPermitted, HostError."""
-
-    def usage(self) -> tuple[float, float, int]:
-        """As of a domain; zeros until it has ended."""
-
-    def kill(self) -> None:
-        """It and all that it started."""
-
-    def loss(self) -> BelljarError:
-        """Its end, which nobody asked for, in words."""
+    async def ready(self) -> None: ...
+    def usage(self) -> tuple[float, float, int]: ...
+    def kill(self) -> None: ...
+    def loss(self) -> BelljarError: ...
 
 
 class ShareKind:
@@ -100,33 +93,61 @@ class ShareKind:
     def check(self, settings: Settings) -> None:
         """Raises CommandMissing, HostError."""
 
-    def words(self, share: SharedFolder) -> list[str]:
+    def words(self, tag: str, share: Share) -> list[str]:
         """Of one that is not served: hardware that every clone has."""
         return []
 
-    def plug(self, share: SharedFolder) -> dict[str, Any]:
+    def plug(self, tag: str) -> dict[str, Any]:
         """The device of one that is served, without its port and its line."""
         raise NotImplementedError
 
-    def serve(self, spec: DomainSpec, share: SharedFolder, settings: Settings) -> Server:
+    def serve(self, spec: DomainSpec, tag: str, share: Share, settings: Settings) -> Server:
         """Start its server."""
         raise NotImplementedError
 
-    def xml(self, share: SharedFolder, place: str) -> str:
+    def xml(self, tag: str, share: Share, place: str) -> str:
         """Raises UsageError."""
         hint = f"Share the folder without `{self.name}:`; docs/batch/libvirt.md tells what machines by libvirt do not have."
         raise UsageError(f"a folder shared by {self.name}: not with machines by libvirt", hint=hint)
 
 
+class Shares(Kind):
+    """Those that are served have a port each, which is free in a template."""
+
+    def check(self, spec: DomainSpec, settings: Settings) -> None:
+        for kind in share_kinds(spec):
+            kind.check(settings)
+
+    def words(self, launch: Launch) -> list[str]:
+        spec = launch.spec
+        words = [word for tag, share in tagged(spec.shares) for word in share_kind(share.kind).words(tag, share)]
+        for number, _ in enumerate(served(spec)):
+            words += ["-device", f"pcie-root-port,id=port{number},chassis={number + 1},io-reserve=0"]
+        devices = self.plugged(spec) if launch.folders else []  # nobody serves a template's
+        for number, (device, fd) in enumerate(zip(devices, launch.folders, strict=True)):
+            words += ["-chardev", f"socket,id=folder{number},fd={fd}"]
+            words += ["-device", joined(device)] if launch.incoming < 0 else []
+        return words
+
+    def plugged(self, spec: DomainSpec) -> list[dict[str, Any]]:
+        return [
+            {**share_kind(share.kind).plug(tag), "chardev": f"folder{number}", "bus": f"port{number}"}
+            for number, (tag, share) in enumerate(served(spec))
+        ]
+
+    def xml(self, spec: DomainSpec, ends: object, place: Callable[[], str]) -> Iterator[str]:
+        return (share_kind(share.kind).xml(tag, share, place()) for tag, share in tagged(spec.shares))
+
+
 def kinds_of(spec: DomainSpec) -> list[Kind]:
     """The kinds that the machine has, in the order in which they come to its bus."""
-    kinds = ("disk:OWN", True), ("card:CARD", spec.nic), ("shares:SHARES", spec.shares), ("vfio:DEVICES", spec.devices)
+    kinds = ("disk:OWN", True), ("card:CARD", spec.nic), (":SHARES", spec.shares), ("pci:DEVICES", spec.devices)
     return [_load(name) for name, has in (*kinds, ("disk:FURTHER", spec.seed or spec.disks)) if has]
 
 
 def _load(name: str) -> Any:
     module, _, attribute = name.partition(":")
-    return getattr(import_module(f"{__name__}.{module}"), attribute)
+    return getattr(import_module(f"{__name__}.{module}".rstrip(".")), attribute)
 
 
 @cache
@@ -151,9 +172,14 @@ def share_kinds(spec: DomainSpec) -> list[ShareKind]:
     return sorted(kinds, key=lambda kind: kind.name)
 
 
-def served(spec: DomainSpec) -> tuple[SharedFolder, ...]:
-    """The folders that a process beside QEMU serves."""
-    return tuple(share for share in spec.shares if share_kind(share.kind).is_served)
+def tagged(shares: Sequence[Share]) -> list[tuple[str, Share]]:
+    """Each folder with its tag, which is part of the hardware, as its path is not."""
+    return [(f"share{number}", share) for number, share in enumerate(shares)]
+
+
+def served(spec: DomainSpec) -> list[tuple[str, Share]]:
+    """Those that a process beside QEMU serves."""
+    return [(tag, share) for tag, share in tagged(spec.shares) if share_kind(share.kind).is_served]
 
 
 def server_of(argv: Sequence[bytes]) -> MachineId | None:
@@ -167,10 +193,36 @@ def server_of(argv: Sequence[bytes]) -> MachineId | None:
 
 def complaints() -> list[Complaint]:
     """What QEMU says about things of any kind."""
-    kinds: list[Kind | ShareKind] = [_load("vfio:DEVICES"), *map(share_kind, share_names())]
+    kinds: list[Kind | ShareKind] = [_load("pci:DEVICES"), *map(share_kind, share_names())]
     return [row for kind in kinds for row in kind.complaints]
 
 
 def joined(device: Mapping[str, Any]) -> str:
     """What `device_add` takes, as a word of the command line."""
     return ",".join((str(device["driver"]), *(f"{key}={value}" for key, value in device.items() if key != "driver")))
+
+
+async def serve(spec: DomainSpec, settings: Settings) -> list[Server]:
+    """A server for each folder that needs one, all running. Raises NotPermitted, HostError, CommandMissing; then none is left."""
+    servers: list[Server] = []
+    try:
+        for tag, share in served(spec):
+            servers.append(share_kind(share.kind).serve(spec, tag, share, settings))
+        for server in servers:
+            await server.ready()
+    except BaseException:
+        await asyncio.shield(end(servers))
+        raise
+    return servers
+
+
+async def end(servers: Sequence[Server], *, grace: float = 0.0) -> None:
+    """Kill them, and wait until they are gone. In the *grace* they end by themselves: their line is closed."""
+    for seconds in (grace, LAST_RESORT):
+        if seconds and servers:
+            await asyncio.wait({server.over for server in servers}, timeout=seconds)
+        for server in servers:
+            server.kill()
+
+
+SHARES = Shares()

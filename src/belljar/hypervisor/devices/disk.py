@@ -11,7 +11,7 @@ from belljar.hypervisor import DomainSpec
 from belljar.hypervisor.devices import MODERN, Kind
 
 if TYPE_CHECKING:
-    from belljar.hypervisor.libvirt.xml import Ends
+    from belljar.hypervisor.libvirt import Ends
     from belljar.hypervisor.qemu.process.launch import Launch
 
 # Devices that a template never has sit at the far end of the bus, eight in a slot, so that all others keep their places.

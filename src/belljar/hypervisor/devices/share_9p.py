@@ -4,36 +4,33 @@ from __future__ import annotations
 
 import errno
 
-from belljar.hypervisor import SharedFolder
 from belljar.hypervisor.devices import MODERN, ShareKind
-from belljar.model import FileSystem
+from belljar.model import FileSystem, Share
 
 
 class NineP(ShareKind):
     is_usual = True
     device = "virtio-9p-pci"
     # cache=mmap: what the host changes is seen at once, and shared mappings work.
-    filesystem = FileSystem(
-        "9p", ("9pnet_virtio", "9p"), "trans=virtio,version=9p2000.L,msize=512000,cache=mmap,access=client",
-        (errno.ENOENT, errno.EBUSY), 5,
-    )  # fmt: skip
+    options = "trans=virtio,version=9p2000.L,msize=512000,cache=mmap,access=client"
+    filesystem = FileSystem("9p", "9pnet_virtio 9p", options, (errno.ENOENT, errno.EBUSY))
     # Root stays root only for root's own shares, with what that needs to act for any user of the guest.
     capabilities = ("chown", "dac_override", "dac_read_search", "fowner", "fsetid")
 
-    def words(self, share: SharedFolder) -> list[str]:
+    def words(self, tag: str, share: Share) -> list[str]:
         """`none`: files the guest makes are QEMU's user's."""
         path = share.source.replace(",", ",,")
-        export = f"local,id={share.tag},path={path},security_model=none,multidevs=remap"
+        export = f"local,id={tag},path={path},security_model=none,multidevs=remap"
         return [
             *("-fsdev", export + (",readonly=on" if share.readonly else "")),
-            *("-device", f"{self.device}-non-transitional,fsdev={share.tag},mount_tag={share.tag}"),
+            *("-device", f"{self.device}-non-transitional,fsdev={tag},mount_tag={tag}"),
         ]
 
-    def xml(self, share: SharedFolder, place: str) -> str:
+    def xml(self, tag: str, share: Share, place: str) -> str:
         """`squash`: files the guest makes are the process's user's."""
         from xml.sax.saxutils import quoteattr
 
-        ends = f"<source dir={quoteattr(share.source)}/><target dir={quoteattr(share.tag)}/>"
+        ends = f"<source dir={quoteattr(share.source)}/><target dir={quoteattr(tag)}/>"
         words = f'<driver type="path"/>{ends}{"<readonly/>" if share.readonly else ""}{place}'
         return f'<filesystem type="mount" accessmode="squash" multidevs="remap" model="{MODERN}">{words}</filesystem>'
 

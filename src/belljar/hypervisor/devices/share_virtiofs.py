@@ -25,11 +25,11 @@ from belljar.errors import BelljarError, CommandFailed, HostError, NotPermitted,
 from belljar.hints import Any
 from belljar.host.commands import program, run
 from belljar.host.files import short_path
-from belljar.hypervisor import DomainSpec, Settings, SharedFolder
+from belljar.hypervisor import DomainSpec, Settings
 from belljar.hypervisor.devices import MARK, ShareKind
 from belljar.hypervisor.qemu.process.complaints import last_line
 from belljar.hypervisor.qemu.process.launch import Child, confined, ended, spawn
-from belljar.model import VIRTIOFSD_LOG, FileSystem
+from belljar.model import VIRTIOFSD_LOG, FileSystem, Share
 
 NAME = "virtiofsd"
 PLACES = ("/usr/libexec", "/usr/lib/qemu", "/usr/lib")  # Debian 13 and EL; others
@@ -77,7 +77,7 @@ def path_of(setting: str) -> str:
 # -- the servers -------------------------------------------------------------------------------------------------------
 
 
-def command_line(spec: DomainSpec, share: SharedFolder, program: str, fd: int) -> list[str]:
+def command_line(spec: DomainSpec, tag: str, share: Share, program: str, fd: int) -> list[str]:
     """For the process that waits for virtiofsd, which serves on the socket *fd*."""
     uid, gid = spec.owner
     words = [program, f"--fd={fd}", f"--shared-dir={share.source}", "--sandbox=namespace", "--modcaps=-mknod"]
@@ -89,18 +89,18 @@ def command_line(spec: DomainSpec, share: SharedFolder, program: str, fd: int) -
         alone += ["--user", "--map-root-user"]
         for kind, number in (("uid", uid), ("gid", gid)):
             words += [f"--translate-{kind}=squash-guest:0:0:{2**32 - 1}", f"--translate-{kind}=host:0:{number}:1"]
-    mark = f"{MARK.decode()}{spec.id}:{share.tag}"
+    mark = f"{MARK.decode()}{spec.id}:{tag}"
     return confined([*alone, "--", "env", mark, *words], spec.owner, capabilities=() if uid else CAPABILITIES)
 
 
 class FolderServer:
     """One running virtiofsd. `line` is QEMU's end of its socket, ours to close when QEMU has it."""
 
-    def __init__(self, spec: DomainSpec, share: SharedFolder, program: str) -> None:
+    def __init__(self, spec: DomainSpec, tag: str, share: Share, program: str) -> None:
         self.share, self._uid = share, spec.owner[0]
         self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         with _socket(spec.folder) as (listener, self.line):
-            argv = command_line(spec, share, program, listener.fileno())
+            argv = command_line(spec, tag, share, program, listener.fileno())
             self._child = Child(argv, [listener.fileno()], spec.folder / VIRTIOFSD_LOG, self.over.set_result, spawn)
 
     async def ready(self) -> None:
@@ -166,17 +166,17 @@ def _socket(folder: Path) -> Iterator[tuple[socket.socket, socket.socket]]:
 class VirtioFs(ShareKind):
     is_served = True
     device = "vhost-user-fs-pci"
-    filesystem = FileSystem("virtiofs", ("virtiofs",), "", (errno.EINVAL,), 15)
+    filesystem = FileSystem("virtiofs", "virtiofs", "", (errno.EINVAL,))
     complaints = ((r"vhost-user-fs|vhost_user|vhost-user|[Vv]host.*backend", HostError, NOT_SO),)
 
     def check(self, settings: Settings) -> None:
         find(settings.virtiofsd)
 
-    def plug(self, share: SharedFolder) -> dict[str, Any]:
-        return {"driver": self.device, "tag": share.tag, "queue-size": 1024}
+    def plug(self, tag: str) -> dict[str, Any]:
+        return {"driver": self.device, "tag": tag, "queue-size": 1024}
 
-    def serve(self, spec: DomainSpec, share: SharedFolder, settings: Settings) -> FolderServer:
-        return FolderServer(spec, share, path_of(settings.virtiofsd))
+    def serve(self, spec: DomainSpec, tag: str, share: Share, settings: Settings) -> FolderServer:
+        return FolderServer(spec, tag, share, path_of(settings.virtiofsd))
 
 
 KIND = VirtioFs()

@@ -13,9 +13,10 @@ from pathlib import Path
 from belljar.errors import BelljarError, DomainDied, LibvirtRefused, TemplateError
 from belljar.host.processes import owner
 from belljar.hypervisor import NO_TRACES, DomainSpec, LibvirtSettings, Settings, Template, Templates, Traces
+from belljar.hypervisor.libvirt import Ends
 from belljar.hypervisor.libvirt.connection import Connection, read_driver
 from belljar.hypervisor.libvirt.domain import LibvirtDomain, append, remove_locks
-from belljar.hypervisor.libvirt.xml import NAME, Ends, domain_xml
+from belljar.hypervisor.libvirt.xml import NAME, domain_xml
 from belljar.hypervisor.qemu import abilities
 from belljar.hypervisor.qemu.driver import uses_uefi
 from belljar.hypervisor.qemu.host import QemuHost

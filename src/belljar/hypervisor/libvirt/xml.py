@@ -7,32 +7,19 @@ from __future__ import annotations
 
 import re
 from itertools import count
-from pathlib import Path
 from xml.sax.saxutils import escape
 
 from belljar.errors import UsageError
 from belljar.hypervisor import Accelerator, DomainSpec, guest_uuid
 from belljar.hypervisor.devices import LACKS, MODERN, kinds_of
+from belljar.hypervisor.libvirt import Ends
 from belljar.hypervisor.qemu.cmdline import PORT_NAME, TRANSLATIONS
 from belljar.model import KIB
-from belljar.records import dataclass
 
 NAME = "belljar-"
 FIRST_SLOT, LAST_SLOT = 2, 0x1E  # below it the host bridge's and by custom the screen's, above it the board's own
 QEMU_NAMES = {"host": "host-passthrough", "max": "maximum"}  # QEMU's words for processors, and libvirt's
 UNWRITABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff]")
-
-
-@dataclass(frozen=True)
-class Ends:
-    """The host's side of a domain. Every file by a path that QEMU's user can open."""
-
-    layers: tuple[Path, ...]  # the disk, overlay first
-    below: tuple[tuple[Path, ...], ...] = ()  # what each further disk stands on, the upper ones first
-    firmware: str = ""  # the file of the UEFI; empty: the BIOS that comes with QEMU
-    emulator: str = ""  # empty: libvirt's choice
-    cpu: str = "max"  # in QEMU's words
-    label: tuple[int, int] | None = None  # uid and gid of the process; None: libvirt's choice
 
 
 def domain_xml(spec: DomainSpec, ends: Ends) -> str:

@@ -71,7 +71,7 @@ def nobodys(spec: DomainSpec) -> DomainSpec:
     """The machine without a name, and without a place on any host."""
     return replace(
         spec, id="", nic=replace(spec.nic, mac="", egress=None, fd=-1) if spec.nic else None,
-        shares=tuple(replace(share, source="", readonly=False) for share in spec.shares),
+        shares=tuple(replace(share, source="", target="", readonly=False) for share in spec.shares),
         devices=tuple(replace(device, address="") for device in spec.devices),
     )  # fmt: skip
 

@@ -151,7 +151,7 @@ class QemuDomain:
                     raise QmpTimeout(f"QEMU has not finished its migration within {self._timeout:g} s") from exc
 
     async def pin(self, cpus: Sequence[int]) -> dict[str, int]:
-        from belljar.host.hardware.topology import pin
+        from belljar.host.devices.topology import pin
 
         told = sorted(await self.call("query-cpus-fast"), key=lambda cpu: int(cpu["cpu-index"]))
         return pin([cpu["thread-id"] for cpu in told], cpus)
@@ -171,7 +171,7 @@ class QemuDomain:
         if not self._over.done():
             raise DomainDied(f"QEMU (pid {self.pid}) outlives SIGKILL: it hangs in the host's kernel")
         if self._servers:
-            from belljar.hypervisor.devices.shares import end
+            from belljar.hypervisor.devices import end
 
             await end(self._servers, grace=LAST_WORDS)
         return self._over.result()

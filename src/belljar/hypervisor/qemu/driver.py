@@ -51,7 +51,7 @@ class QemuHypervisor(QemuHost):
             launch = process.prepare(spec, template, wires)
             servers: Sequence[Server] = ()
             if served(spec):
-                from belljar.hypervisor.devices.shares import end, serve
+                from belljar.hypervisor.devices import end, serve
                 from belljar.hypervisor.qemu.template.making import make_memory
 
                 # What serves folders beside QEMU reads and writes the guest's memory, so all of it is shared with that: it is the

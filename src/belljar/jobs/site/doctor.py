@@ -41,9 +41,7 @@ def programs(runtime: Runtime) -> Finding:
     missing = [entry for entry in commands.PROGRAMS if not commands.which(entry[0])]
     if not missing:
         lacking = ""
-        for kind in map(
-            share_kind, share_names()
-        ):  # not every system has a package of all, and the usual serves most images
+        for kind in map(share_kind, share_names()):  # one that is lacking is no mistake
             try:
                 kind.check(runtime.settings.qemu)
             except BelljarError as exc:
@@ -65,9 +63,8 @@ def qemu(runtime: Runtime) -> Finding:
     is_tried = (int(version[1]), int(version[2])) in TRIED
     tried = "" if is_tried else f" (belljar was tried with {', '.join(f'{major}.{minor}' for major, minor in TRIED)})"
     devices = commands.run([binary, "-device", "help"], timeout=20)
-    lacking = [
-        name for name in (*DEVICES, share_kind("").device) if f'name "{name}"'.encode() not in devices.out + devices.err
-    ]
+    wanted, there = (*DEVICES, share_kind("").device), devices.out + devices.err
+    lacking = [name for name in wanted if f'name "{name}"'.encode() not in there]
     if b"user" not in commands.run([binary, "-M", "none", "-netdev", "help"], timeout=20).out:
         lacking.append("-netdev user")
     if lacking:

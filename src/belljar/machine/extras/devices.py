@@ -10,13 +10,13 @@ from contextlib import ExitStack, suppress
 
 from belljar.errors import BadOption, DeviceBusy, GuestRefused, HostError, NotPermitted
 from belljar.guest import Guest
+from belljar.host.devices.pci import Device, DeviceClass, read
+from belljar.host.devices.vfio import CHECK, LIST, obstacle, of_site, open_group
 from belljar.host.files import private_folder
-from belljar.host.hardware.pci import Device, DeviceClass, read
-from belljar.host.hardware.vfio import CHECK, LIST, obstacle, of_site, open_group
 from belljar.host.locks import try_lock
 from belljar.host.threads import in_thread
 from belljar.hypervisor import HostDevice
-from belljar.hypervisor.devices.vfio import MOST_DEVICES, port
+from belljar.hypervisor.devices.pci import MOST_DEVICES, port
 from belljar.machine.extras import Equipment, Extra
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.services import Rules

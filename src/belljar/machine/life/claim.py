@@ -146,7 +146,7 @@ async def place(life: Lifecycle, *, can_pin: bool) -> None:
     elif pin is Pin.AUTO and len(allowed) >= count:
         placement = Placement(reason=f"this process may use all {count} cpus of this host, as others may")
     else:
-        from belljar.host.hardware import topology
+        from belljar.host.devices import topology
 
         async with locking(folders.run / TURN, timeout=PATIENCE, what="choose cpus for a machine"):
             others = {cpu for machine in taken(folders, besides=request.id) for cpu in machine.need.pinned}

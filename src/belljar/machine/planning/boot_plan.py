@@ -9,10 +9,10 @@ from belljar.errors import BadOption, BelljarError, BootFailed, BootTimeout, Pre
 from belljar.guest import Streams
 from belljar.hints import TYPE_CHECKING
 from belljar.host.threads import in_thread
-from belljar.hypervisor import Accelerator, Boot, DomainSpec, Nic, SharedFolder, Template, account
+from belljar.hypervisor import Accelerator, Boot, DomainSpec, Nic, Template, account
 from belljar.hypervisor.devices import share_kinds
 from belljar.image import BootFiles, Image
-from belljar.machine.extras import Equipment, tagged_shares
+from belljar.machine.extras import Equipment
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.planning import GuestContext
 from belljar.machine.planning.placement import check_memory, keeps_from_cloning, layout_of
@@ -244,8 +244,7 @@ class Planner:
             id=request.id, cpus=machine.cpus, memory=memory, layout=layout, pages=machine.pages.size,
             image_digest=image.digest, image_stored=image.created, boot=boot, disk=life.folders.overlay(request.id),
             disk_size=machine.disk or image.virtual_size, accelerator=accelerator, folder=life.folder,
-            nic=nic, shares=tuple(SharedFolder(tag, item.source, item.readonly, item.kind) for tag, item in tagged_shares(machine)),
-            owner=qemu_owner(request, services.rules.qemu.user, os.geteuid()),
+            nic=nic, shares=machine.shares, owner=qemu_owner(request, services.rules.qemu.user, os.geteuid()),
             disks=equipment.disks, devices=equipment.devices, uplink=uplink, seed=life.folder / SEED if has_seed else None,
         )  # fmt: skip
         return spec, link

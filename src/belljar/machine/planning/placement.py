@@ -52,7 +52,7 @@ def keeps_from_cloning(spec: DomainSpec, pages: Pages = Pages.DEFAULT) -> str:
 def check_memory(spec: DomainSpec, pages: Pages) -> None:
     """Are there such large pages for it now, on each of its nodes? Raises NoMemory, HostError."""
     if pages is not Pages.DEFAULT:
-        from belljar.host.hardware.topology import check_pages
+        from belljar.host.devices.topology import check_pages
 
         nodes = spec.layout.nodes if spec.layout else ()
         check_pages(pages, [(node.host, node.memory) for node in nodes] or [(None, spec.memory)])

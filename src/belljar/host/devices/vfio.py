@@ -13,25 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from belljar.errors import BelljarError, DeviceBusy, HostError, NotPermitted
+from belljar.host.devices.pci import MEDIATED, PCI, REQUIRED, Device, DeviceClass, Site, class_of, in_the_way, read
 from belljar.host.files import private_folder, read_json, write_whole
-from belljar.host.hardware.pci import (
-    MEDIATED,
-    PCI,
-    REQUIRED,
-    VFIO,
-    Device,
-    DeviceClass,
-    Site,
-    class_of,
-    in_the_way,
-    read,
-)
 from belljar.host.locks import Lock, locked, try_lock
 from belljar.model import dumps
 from belljar.reading import from_json
 from belljar.records import dataclass, replace
 
-TURN, PATIENCE = "turn.lock", 30.0  # seconds for others who bind or release
+VFIO, TURN, PATIENCE = "vfio-pci", "turn.lock", 30.0  # seconds for others who bind or release
 CHECK, LIST = "`belljar device check` says more.", "`belljar device list` shows those that there are."
 IOMMU = "Turn on VT-d or AMD-Vi in the firmware; on Intel also `intel_iommu=on` on the kernel's command line."
 GROUP = "Bind all of the group, or leave its drivers out; another slot, or ACS in the firmware, may divide it."

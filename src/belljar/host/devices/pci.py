@@ -15,7 +15,7 @@ from pathlib import Path
 from belljar.model import setting
 from belljar.records import dataclass
 
-PCI, MDEV, VFIO = "sys/bus/pci", "sys/bus/mdev", "vfio-pci"
+PCI, MDEV = "sys/bus/pci", "sys/bus/mdev"
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 BRIDGE = "0604"  # the kernel does not mind in whose hands those of a group are
 IS_MEMORY, IS_FAR = 0x200, 0x102000  # linux/ioport.h: memory; prefetchable, of 64 bits
