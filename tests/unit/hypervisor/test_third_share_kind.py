@@ -38,16 +38,13 @@ from belljar.model import FileSystem
 
 
 class Paper(ShareKind):
-    is_served = True
+    is_served, device = True, "paper-pci"
     filesystem = FileSystem("paper", "paper_bus paper", "ink=blue", (19,))
     complaints = ((r"paper jam", HostError, "Open the tray."),)
 
     def check(self, settings):
         if settings.user == "nobody":
             raise HostError("no paper on this host")
-
-    def plug(self, tag):
-        return {"driver": "paper-pci", "tag": tag}
 
 
 KIND = Paper()

@@ -17,11 +17,12 @@ from tests.unit.hypervisor.test_cmdline import COLD, FOLDERS
 from belljar.errors import BelljarError, CommandMissing, HostError, NotPermitted, ShareLost, UsageError
 from belljar.host import commands as programs
 from belljar.hypervisor import DomainSpec, EventKind, Settings, load
-from belljar.hypervisor.devices import SHARES, end, serve, server_of
+from belljar.hypervisor.devices import SHARES, server_of
 from belljar.hypervisor.devices import share_virtiofs as virtiofs
 from belljar.hypervisor.devices.share_virtiofs import FolderServer, command_line
 from belljar.hypervisor.qemu.cmdline import marked
-from belljar.hypervisor.qemu.domain import Command, Lines, QemuDomain
+from belljar.hypervisor.qemu.domain import Command, Lines, QemuDomain, end
+from belljar.hypervisor.qemu.driver import serve
 from belljar.hypervisor.qemu.process.launch import Launch
 from belljar.hypervisor.qemu.template import making
 from belljar.model import MIB, Share

@@ -1,17 +1,11 @@
-"""The kinds of things on a machine's bus. Each has one file here, which says all that is special about it.
+"""The kinds of things on a machine's bus. Each has one file here, which says all that is special about it, and is imported for
+machines that have something of the kind. `--share NAME:SRC` asks for a shared folder of the kind in share_NAME.py.
 
-    disk.py             the machine's own disk, its further disks, its seed
-    card.py             the network card
-    share_NAME.py       one kind of shared folder; `--share NAME:SRC` asks for it
-    pci.py              PCI devices of this host
-
-Nothing here is imported for a machine that has nothing of the kind. Rooms below cannot ask: what the guest is to mount, and the
-drivers it loads for that, go to its agent as data.
+The agent knows no kinds: what it mounts, and the modules that it loads for that, go to it as data.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -21,6 +15,7 @@ from belljar.errors import BadOption, UsageError
 from belljar.hints import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
+    import asyncio
     import socket
     from collections.abc import Callable
 
@@ -34,7 +29,6 @@ Complaint = tuple[str, type["BelljarError"], "str | None"]  # what QEMU says, as
 MODERN = "virtio-non-transitional"  # libvirt's word
 LACKS = "Ask for a machine without it; docs/batch/libvirt.md tells what libvirt's machines lack."
 SHARE = "share_"  # begins the name of each file with a kind of shared folder
-LAST_RESORT = 10.0  # seconds SIGKILL may take
 MARK = b"BELLJAR_SERVES="  # of a process beside QEMU, on its command line; then the machine's id and a colon
 
 
@@ -77,6 +71,7 @@ class ShareKind:
     is_usual = False  # `--share SRC` means this one
     is_served = False  # by a process beside QEMU, whose device takes part in no migration: it is plugged into a clone
     device = ""  # QEMU's
+    traits: Mapping[str, Any] = {}  # of the device of one that is served, beside tag, line and port
     filesystem: FileSystem  # the guest's side
     capabilities: tuple[str, ...] = ()  # that root's QEMU keeps for it
     complaints: tuple[Complaint, ...] = ()
@@ -85,11 +80,6 @@ class ShareKind:
     def name(self) -> str:
         return self.filesystem.type
 
-    @property
-    def socket(self) -> str:
-        """The file in the machine's folder by which QEMU gets its line to a server."""
-        return f"{self.name}.sock"
-
     def check(self, settings: Settings) -> None:
         """Raises CommandMissing, HostError."""
 
@@ -97,12 +87,8 @@ class ShareKind:
         """Of one that is not served: hardware that every clone has."""
         return []
 
-    def plug(self, tag: str) -> dict[str, Any]:
-        """The device of one that is served, without its port and its line."""
-        raise NotImplementedError
-
     def serve(self, spec: DomainSpec, tag: str, share: Share, settings: Settings) -> Server:
-        """Start its server."""
+        """Start the server of one that is served. A socket of its in the machine's folder is NAME.sock, which was journaled."""
         raise NotImplementedError
 
     def xml(self, tag: str, share: Share, place: str) -> str:
@@ -130,9 +116,10 @@ class Shares(Kind):
         return words
 
     def plugged(self, spec: DomainSpec) -> list[dict[str, Any]]:
+        rows = [(tag, share_kind(share.kind)) for tag, share in served(spec)]
         return [
-            {**share_kind(share.kind).plug(tag), "chardev": f"folder{number}", "bus": f"port{number}"}
-            for number, (tag, share) in enumerate(served(spec))
+            {"driver": kind.device, "tag": tag, **kind.traits, "chardev": f"folder{number}", "bus": f"port{number}"}
+            for number, (tag, kind) in enumerate(rows)
         ]
 
     def xml(self, spec: DomainSpec, ends: object, place: Callable[[], str]) -> Iterator[str]:
@@ -200,29 +187,6 @@ def complaints() -> list[Complaint]:
 def joined(device: Mapping[str, Any]) -> str:
     """What `device_add` takes, as a word of the command line."""
     return ",".join((str(device["driver"]), *(f"{key}={value}" for key, value in device.items() if key != "driver")))
-
-
-async def serve(spec: DomainSpec, settings: Settings) -> list[Server]:
-    """A server for each folder that needs one, all running. Raises NotPermitted, HostError, CommandMissing; then none is left."""
-    servers: list[Server] = []
-    try:
-        for tag, share in served(spec):
-            servers.append(share_kind(share.kind).serve(spec, tag, share, settings))
-        for server in servers:
-            await server.ready()
-    except BaseException:
-        await asyncio.shield(end(servers))
-        raise
-    return servers
-
-
-async def end(servers: Sequence[Server], *, grace: float = 0.0) -> None:
-    """Kill them, and wait until they are gone. In the *grace* they end by themselves: their line is closed."""
-    for seconds in (grace, LAST_RESORT):
-        if seconds and servers:
-            await asyncio.wait({server.over for server in servers}, timeout=seconds)
-        for server in servers:
-            server.kill()
 
 
 SHARES = Shares()

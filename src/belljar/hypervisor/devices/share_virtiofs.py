@@ -22,7 +22,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from belljar.errors import BelljarError, CommandFailed, HostError, NotPermitted, ShareLost
-from belljar.hints import Any
 from belljar.host.commands import program, run
 from belljar.host.files import short_path
 from belljar.hypervisor import DomainSpec, Settings
@@ -149,7 +148,7 @@ def _socket(folder: Path) -> Iterator[tuple[socket.socket, socket.socket]]:
     listener, line = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
     try:
         with listener, short_path(folder) as short:
-            path = f"{short}/{KIND.socket}"
+            path = f"{short}/{KIND.name}.sock"
             try:
                 listener.bind(path)
                 listener.listen(1)
@@ -165,15 +164,12 @@ def _socket(folder: Path) -> Iterator[tuple[socket.socket, socket.socket]]:
 
 class VirtioFs(ShareKind):
     is_served = True
-    device = "vhost-user-fs-pci"
+    device, traits = "vhost-user-fs-pci", {"queue-size": 1024}
     filesystem = FileSystem("virtiofs", "virtiofs", "", (errno.EINVAL,))
     complaints = ((r"vhost-user-fs|vhost_user|vhost-user|[Vv]host.*backend", HostError, NOT_SO),)
 
     def check(self, settings: Settings) -> None:
         find(settings.virtiofsd)
-
-    def plug(self, tag: str) -> dict[str, Any]:
-        return {"driver": self.device, "tag": tag, "queue-size": 1024}
 
     def serve(self, spec: DomainSpec, tag: str, share: Share, settings: Settings) -> FolderServer:
         return FolderServer(spec, tag, share, path_of(settings.virtiofsd))

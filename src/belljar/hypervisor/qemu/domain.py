@@ -170,10 +170,7 @@ class QemuDomain:
             await asyncio.wait({self._over}, timeout=LAST_RESORT)
         if not self._over.done():
             raise DomainDied(f"QEMU (pid {self.pid}) outlives SIGKILL: it hangs in the host's kernel")
-        if self._servers:
-            from belljar.hypervisor.devices import end
-
-            await end(self._servers, grace=LAST_WORDS)
+        await end(self._servers, grace=LAST_WORDS)
         return self._over.result()
 
     def kill(self) -> None:
@@ -323,6 +320,15 @@ class QemuDomain:
         from belljar.hypervisor.qemu.process.complaints import explain
 
         return explain(self._child.last_words(), self._child.status, self._doing)
+
+
+async def end(servers: Sequence[Server], *, grace: float = 0.0) -> None:
+    """Kill them, and wait until they are gone. In the *grace* they end by themselves: their line is closed."""
+    for seconds in (grace, LAST_RESORT):
+        if seconds and servers:
+            await asyncio.wait({server.over for server in servers}, timeout=seconds)
+        for server in servers:
+            server.kill()
 
 
 def translate(name: str, details: dict[str, Any]) -> DomainEvent | None:

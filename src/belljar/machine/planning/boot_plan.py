@@ -203,7 +203,7 @@ class Planner:
         life.record.intend("overlay", spec.disk)
         for kind in share_kinds(spec):
             if kind.is_served:
-                life.record.intend(kind.name, life.folder / kind.socket)
+                life.record.intend(kind.name, life.folder / f"{kind.name}.sock")
 
     async def _undecided(self) -> Plan:
         """The machine in the hypervisor's words, and how its guest is contextualized."""
