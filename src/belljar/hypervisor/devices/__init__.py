@@ -37,9 +37,6 @@ class Kind:
 
     complaints: tuple[Complaint, ...] = ()
 
-    def check(self, spec: DomainSpec, settings: Settings) -> None:
-        """Refuse what this host cannot give. Raises CommandMissing, HostError."""
-
     def words(self, launch: Launch) -> list[str]:
         """QEMU's command line."""
         return []
@@ -81,7 +78,7 @@ class ShareKind:
         return self.filesystem.type
 
     def check(self, settings: Settings) -> None:
-        """Raises CommandMissing, HostError."""
+        """Refuse what this host cannot give. Raises CommandMissing, HostError."""
 
     def words(self, tag: str, share: Share) -> list[str]:
         """Of one that is not served: hardware that every clone has."""
@@ -99,10 +96,6 @@ class ShareKind:
 
 class Shares(Kind):
     """Those that are served have a port each, which is free in a template."""
-
-    def check(self, spec: DomainSpec, settings: Settings) -> None:
-        for kind in share_kinds(spec):
-            kind.check(settings)
 
     def words(self, launch: Launch) -> list[str]:
         spec = launch.spec

@@ -13,7 +13,7 @@ from belljar.errors import TemplateError
 from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.threads import in_thread, wholly_in_thread
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, Frame, Settings, Template, Templates
-from belljar.hypervisor.devices import kinds_of, served, share_kind, share_kinds
+from belljar.hypervisor.devices import served, share_kind, share_kinds
 from belljar.hypervisor.qemu import abilities, cmdline
 from belljar.hypervisor.qemu.domain import Lines, QemuDomain, end
 from belljar.hypervisor.qemu.host import TEMPLATES, QemuHost
@@ -43,8 +43,8 @@ class QemuHypervisor(QemuHost):
     # -- starting ----------------------------------------------------------------------------------------------------
 
     def check(self, spec: DomainSpec) -> None:
-        for kind in kinds_of(spec):
-            kind.check(spec, self._settings)
+        for kind in share_kinds(spec):
+            kind.check(self._settings)
 
     async def launch(self, spec: DomainSpec, template: Template | None) -> QemuDomain:
         with Wiring(spec.owner) as wires:
