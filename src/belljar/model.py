@@ -154,7 +154,6 @@ class FileSystem:
     type: str
     modules: str  # in the order in which they are loaded, with spaces between
     options: str = ""
-    missing: tuple[int, ...] = ()  # errors of a device or driver that is still to come
 
 
 @dataclass(frozen=True)

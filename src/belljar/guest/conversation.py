@@ -221,8 +221,7 @@ class Conversation:
 
     async def mount(self, share: Share, tag: str, filesystem: FileSystem) -> None:
         known = filesystem.type, tag, share.target, "ro" if share.readonly else "rw"  # all that an older agent reads
-        missing = " ".join(map(str, filesystem.missing))
-        await self._call(b"mount", *map(text, (*known, filesystem.options, filesystem.modules, missing)))
+        await self._call(b"mount", *map(text, (*known, filesystem.options, filesystem.modules)))
 
     async def find_disks(self, names: Sequence[str]) -> list[str]:
         return await self._call(b"find_disks", *counted([text(name) for name in names]), answers=len(names))

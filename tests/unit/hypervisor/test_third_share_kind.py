@@ -39,7 +39,7 @@ from belljar.model import FileSystem
 
 class Paper(ShareKind):
     is_served, device = True, "paper-pci"
-    filesystem = FileSystem("paper", "paper_bus paper", "ink=blue", (19,))
+    filesystem = FileSystem("paper", "paper_bus paper", "ink=blue")
     complaints = ((r"paper jam", HostError, "Open the tray."),)
 
     def check(self, settings):

@@ -19,6 +19,8 @@ PACKED, UPPER = b"/run/belljar/packed/", b"/var/lib/belljar/packed/"
 # The newest kernel's way first; the last one is every kernel's.
 OVERLAY_OPTIONS = (b",redirect_dir=on,xino=auto,volatile", b",redirect_dir=on", b"")
 PATIENCE = 15.0  # seconds for a device that the bus shows, until its driver is loaded
+# Of a device without its driver yet, a tag that is not known yet, a disk that is not there yet.
+MISSING = (errno.ENOENT, errno.EBUSY, errno.EINVAL, errno.ENXIO)
 
 
 class Mounts:
@@ -32,12 +34,12 @@ class Mounts:
     def mount(self, words: Words) -> bytes:
         """Mount a folder of the host's. A clone's device may have been plugged in while its guest stood still."""
         kind, tag, target, how = words.next(), words.next(), checked_target(words.next()), words.next()
-        options, modules, missing = words.next(), words.text().split(), [int(it) for it in words.next().split()]
+        options, modules = words.next(), words.text().split()
         flags = libc.MS_NOSUID | libc.MS_NODEV | (0 if how == b"rw" else libc.MS_RDONLY)
         try:
             os.makedirs(target, exist_ok=True)
             load_filesystem(kind.decode("ascii"), *modules)
-            awaited(lambda: libc.mount(tag, target, kind, flags, options), missing)
+            awaited(lambda: libc.mount(tag, target, kind, flags, options))
         except OSError as exc:
             if exc.errno == errno.ENODEV:
                 raise Refused("no-filesystem", f"the guest's kernel has no {shown(kind)} file system") from exc
@@ -82,8 +84,8 @@ class Mounts:
         os.sync()
 
 
-def awaited(attempt: Callable[[], None], missing: list[int]) -> None:
-    """Attempt it. Where it fails by one of the *missing* errors a driver or a device is still to come: the kernel is told to
+def awaited(attempt: Callable[[], None]) -> None:
+    """Attempt it. Where it fails by one of the MISSING errors a driver or a device is still to come: the kernel is told to
     look at the bus anew, then each of its events is waited for, and it is tried again. Raises OSError."""
     events, deadline = None, time.monotonic() + PATIENCE
     try:
@@ -92,7 +94,7 @@ def awaited(attempt: Callable[[], None], missing: list[int]) -> None:
                 return attempt()
             except OSError as exc:
                 left = deadline - time.monotonic()
-                if exc.errno not in missing or left <= 0:
+                if exc.errno not in MISSING or left <= 0:
                     raise
             if events is None:
                 events = kernel_events()  # listen first, then look once more
@@ -119,7 +121,7 @@ def devices_of(serials: list[bytes]) -> list[bytes]:
             raise OSError(errno.ENXIO, ", ".join(missing))
 
     try:
-        awaited(look, [errno.ENXIO])
+        awaited(look)
     except OSError as exc:
         raise Refused("no-disk", f"the guest's kernel does not find the disk {exc.strerror}") from exc
     return [b"/dev/" + names[serial] for serial in serials]

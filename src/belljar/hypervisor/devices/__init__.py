@@ -164,11 +164,9 @@ def served(spec: DomainSpec) -> list[tuple[str, Share]]:
 
 def server_of(argv: Sequence[bytes]) -> MachineId | None:
     """The machine whose folder a process with this command line serves; None for any other process."""
-    if argv and argv[0].rpartition(b"/")[2] in (b"unshare", b"setpriv"):
-        for word in argv:
-            if word.startswith(MARK):
-                return word[len(MARK) :].partition(b":")[0].decode("ascii", "replace")
-    return None
+    is_one = bool(argv) and argv[0].rpartition(b"/")[2] in (b"unshare", b"setpriv")
+    marks = (word.removeprefix(MARK).partition(b":")[0] for word in argv if is_one and word.startswith(MARK))
+    return next(marks, b"").decode("ascii", "replace") or None
 
 
 def complaints() -> list[Complaint]:

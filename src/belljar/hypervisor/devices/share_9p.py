@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-
 from belljar.hypervisor.devices import MODERN, ShareKind
 from belljar.model import FileSystem, Share
 
@@ -13,7 +11,7 @@ class NineP(ShareKind):
     device = "virtio-9p-pci"
     # cache=mmap: what the host changes is seen at once, and shared mappings work.
     options = "trans=virtio,version=9p2000.L,msize=512000,cache=mmap,access=client"
-    filesystem = FileSystem("9p", "9pnet_virtio 9p", options, (errno.ENOENT, errno.EBUSY))
+    filesystem = FileSystem("9p", "9pnet_virtio 9p", options)
     # Root stays root only for root's own shares, with what that needs to act for any user of the guest.
     capabilities = ("chown", "dac_override", "dac_read_search", "fowner", "fsetid")
 

@@ -11,7 +11,6 @@ waits for it has the machine's id, so it is found after a crash as QEMU is; when
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import re
 import signal
@@ -165,7 +164,7 @@ def _socket(folder: Path) -> Iterator[tuple[socket.socket, socket.socket]]:
 class VirtioFs(ShareKind):
     is_served = True
     device, traits = "vhost-user-fs-pci", {"queue-size": 1024}
-    filesystem = FileSystem("virtiofs", "virtiofs", "", (errno.EINVAL,))
+    filesystem = FileSystem("virtiofs", "virtiofs")
     complaints = ((r"vhost-user-fs|vhost_user|vhost-user|[Vv]host.*backend", HostError, NOT_SO),)
 
     def check(self, settings: Settings) -> None:
