@@ -179,10 +179,9 @@ def without_template(runtime: Runtime) -> list[str]:
     serves = settings.qemu.site_templates and settings.paths.site_store is None and os.geteuid() == 0
     if not serves or settings.machine.hypervisor != "qemu" or settings.machine.start is Start.COLD:
         return []
-    usual, shares = share_kind(""), of_site(settings.batch.shares)
-    ports = sum(share_kind(share.kind) is usual for share in shares)
+    kinds = [share_kind(share.kind).name for share in of_site(settings.batch.shares)]
     templates = [template.facts for template in runtime.hypervisor.templates() if template.grows]
-    there = {facts["image_digest"] for facts in templates if str(facts["hardware"]).count(usual.device) == ports}
+    there = {facts["image_digest"] for facts in templates if facts.get("shares", []) == kinds}
     lacking = list[str]()
     for name in policy.images_of(settings.batch) or [settings.image.default]:
         with suppress(BelljarError):  # an image that is not here

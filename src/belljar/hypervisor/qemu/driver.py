@@ -253,7 +253,7 @@ class QemuHypervisor(QemuHost):
             "qemu": [self.abilities.identity, self.abilities.name],
             "hardware": cmdline.hardware(spec, self.abilities, self._cpu(spec.accelerator)),
             **({"grows_to": [frame.most_cpus, frame.most_memory, frame.held]} if frame else {}),
-            **({"warm": [kind.name for kind in share_kinds(spec)]} if spec.shares else {}),
+            **({"shares": [share_kind(share.kind).name for share in spec.shares]} if spec.shares else {}),
             **({"fork": whole.of_fork, "disk_size": whole.disk_size} if whole.fork else {}),
             **({"uefi": abilities.identity(self._uefi)} if uses_uefi(spec.boot) else {}),
         }
