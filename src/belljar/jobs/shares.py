@@ -53,9 +53,8 @@ def share(text: str, before: str = "--share ") -> Share:
     if text.lower().startswith("nfs://"):
         raise BadOption(f"{before}{text[:80]!r}: an export is not a folder of this host", hint=NO_EXPORTS)
     kind, colon, _ = text.partition(":")
-    if not colon or kind not in share_names() or share_kind(kind).is_usual:
-        kind = ""
-    prefix = f"{kind}:" if kind else ""
+    is_said = bool(colon) and kind in share_names() and not share_kind(kind).is_usual
+    prefix = f"{kind}:" if is_said else ""
     source, *rest = text.removeprefix(prefix).split(":")
     readonly = True
     if rest and rest[-1] in ("ro", "rw"):
@@ -65,7 +64,7 @@ def share(text: str, before: str = "--share ") -> Share:
     target = os.path.normpath(*rest or [os.path.abspath(source)])
     if target in GUESTS_OWN:
         raise BadOption(f"{before}{text}: {target} is the guest's own", hint="Name another folder as DST.")
-    return Share(os.path.realpath(source), target, readonly, kind)
+    return Share(os.path.realpath(source), target, readonly, prefix.rstrip(":"))
 
 
 def network_of(text: str) -> tuple[NetworkMode, str]:
