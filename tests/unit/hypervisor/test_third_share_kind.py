@@ -143,12 +143,12 @@ def test_templates_can_be_built_for_it() -> None:
         (r"\b9p\b", ["hypervisor/devices/share_9p.py"]),
         (r"\bvirtiofs\b", ["hypervisor/devices/share_virtiofs.py"]),
         (
-            r"(?i)vfio",
+            r"(?i)vfio|HostDevice\b",
             [
-                "host/devices/pci.py",
-                "host/devices/vfio.py",
+                "host/devices/binding.py",
+                "hypervisor/__init__.py",
                 "hypervisor/devices/pci.py",
-                "jobs/devices.py",
+                "machine/extras/__init__.py",
                 "machine/extras/devices.py",
             ],
         ),

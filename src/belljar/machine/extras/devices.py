@@ -1,4 +1,4 @@
-"""Devices of this host that a machine has for itself (VFIO): chosen, locked, and seen in the guest with their drivers."""
+"""Devices of this host that a machine has for itself: chosen, locked, and seen in the guest with their drivers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import ExitStack, suppress
 
 from belljar.errors import BadOption, DeviceBusy, GuestRefused, HostError, NotPermitted
 from belljar.guest import Guest
+from belljar.host.devices.binding import CHECK, LIST, obstacle, of_site, open_group
 from belljar.host.devices.pci import Device, DeviceClass, read
-from belljar.host.devices.vfio import CHECK, LIST, obstacle, of_site, open_group
 from belljar.host.files import private_folder
 from belljar.host.locks import try_lock
 from belljar.host.threads import in_thread
@@ -104,7 +104,7 @@ class Devices(Extra):
 
 
 def lock_memory(memory: int) -> None:
-    """VFIO keeps all of a guest's memory in its place: QEMU may lock so much. Raises HostError."""
+    """A device keeps all of a guest's memory in its place: QEMU may lock so much. Raises HostError."""
     with suppress(ValueError):  # only root may raise it, and not everywhere
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
