@@ -14,7 +14,7 @@ from pathlib import Path
 from common import parser, publish, seconds, table
 
 from belljar.errors import BelljarError
-from belljar.hypervisor.qemu.virtiofs import find
+from belljar.hypervisor.devices.share_virtiofs import find
 
 READ = 'find "$1" -type f -print0 | xargs -0 cat | wc -c'
 WRITE = 'dd if=/dev/zero of="$1" bs=1M count="$2" conv=fsync status=none'

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.roots import STATE, files, folder_for_all
 
 from belljar.errors import BelljarError
-from belljar.hypervisor.qemu.virtiofs import find
+from belljar.hypervisor.devices.share_virtiofs import find
 
 PACKAGE = "virtiofsd"
 SCRIPT = """#!/bin/sh

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import socket
 
     from belljar.guest.conversation import Conversation
-    from belljar.host.pci import Site
+    from belljar.host.devices.pci import Site
     from belljar.image.images import Images
     from belljar.image.store.qcow2 import Overlays
     from belljar.machine.cleaning.reaper import Reaper

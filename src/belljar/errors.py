@@ -122,7 +122,7 @@ class LockTimeout(
 class ShareLost(
     HostError, hint="`belljar logs ID --virtiofsd` shows what it said.", retry=Retry.LATER, cause=Cause.GUEST_LOST
 ):
-    """The program that serves a folder by virtiofs ended while its machine lived."""
+    """The program that serves a shared folder ended while its machine lived."""
 
 
 class NetworkFailed(HostError, hint="docs/jobs/networks.md says what the host needs; `--network user` needs nothing."):

@@ -16,7 +16,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 SCRATCH_PLACE = "/scratch"  # of a scratch disk in the guest
 # files of a machine's folder, of the hypervisor's
-QEMU_LOG, VIRTIOFSD_LOG, VIRTIOFS_SOCKET, SEED = "qemu.log", "virtiofsd.log", "virtiofs.sock", "seed.iso"
+QEMU_LOG, VIRTIOFSD_LOG, SEED = "qemu.log", "virtiofsd.log", "seed.iso"
 MachineId = str  # 12 lower-case hexadecimal digits
 T = TypeVar("T")
 
@@ -137,13 +137,6 @@ class StdinKind(str, Enum):
     STDOUT = "stdout"  # stderr alone: the same file as stdout outside, the same pipe inside, so what is written keeps its order
 
 
-class ShareKind(str, Enum):
-    """How a share gets into the guest."""
-
-    NINEP = "9p"  # a host folder, through a device of the machine
-    VIRTIOFS = "virtiofs"  # a host folder, through a device of the machine and a process of its own on the host
-
-
 @dataclass(frozen=True)
 class Share:
     """A folder of this host that the guest mounts at `target`."""
@@ -151,7 +144,16 @@ class Share:
     source: str
     target: str
     readonly: bool = True
-    kind: ShareKind = ShareKind.NINEP
+    kind: str = ""  # by its file system in the guest; "": the usual one
+
+
+@dataclass(frozen=True)
+class FileSystem:
+    """How a guest's kernel mounts shared folders of one kind."""
+
+    type: str
+    modules: str  # in the order in which they are loaded, with spaces between
+    options: str = ""
 
 
 @dataclass(frozen=True)

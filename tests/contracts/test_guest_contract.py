@@ -17,7 +17,7 @@ from tests.rehearsal import rehearse
 
 from belljar.errors import AgentLost, GuestRefused
 from belljar.guest import Guest
-from belljar.model import MIB, Share, Transfer
+from belljar.model import MIB, FileSystem, Share, Transfer
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ async def test_signalling_what_has_ended_is_success(kind: str) -> None:
 async def test_a_kernel_without_9p_is_an_error_of_its_own(kind: str) -> None:
     async with a_guest(kind) as guest:
         with pytest.raises(GuestRefused):
-            await guest.mount(Share("/data", "/mnt", readonly=True), "share0")
+            await guest.mount(Share("/data", "/mnt"), "share0", FileSystem("9p", "9p"))
 
 
 @each_guest

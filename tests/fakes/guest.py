@@ -10,7 +10,7 @@ from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 
 from belljar.errors import AgentLost, BelljarError, InputMissing, OutputMissing
 from belljar.guest import ExchangeDisk, ExitStatus, Identity, IdentityProof, Process, Sink, Standstill, Streams
-from belljar.model import Account, Payload, PlainFile, Share, Transfer, Usage
+from belljar.model import Account, FileSystem, Payload, PlainFile, Share, Transfer, Usage
 from belljar.records import dataclass, field, replace
 
 
@@ -84,7 +84,7 @@ class FakeGuest:
         self._do("set_clock")
         return 0.0
 
-    async def mount(self, share: Share, tag: str) -> None:
+    async def mount(self, share: Share, tag: str, filesystem: FileSystem) -> None:
         self._do("mount")
         self.mounted.append(share.target)
 
@@ -105,8 +105,8 @@ class FakeGuest:
         self._do(f"await_devices {' '.join(ports)}")
         return [self.script.devices.get(port, ("0000:01:00.0", "e1000e")) for port in ports]
 
-    async def prepare_for(self, what: str) -> None:
-        self._do(f"prepare_for {what}")
+    async def prepare_for(self, filesystem: FileSystem) -> None:
+        self._do(f"prepare_for {filesystem.type}")
 
     async def add_account(self, account: Account) -> None:
         self._do("add_account")

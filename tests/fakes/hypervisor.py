@@ -341,10 +341,10 @@ class FakeHypervisor:
             return sha256(spec.fork.encode()).hexdigest()[:20]
         spec = spec.of_template
         image = (spec.image_digest, spec.image_stored, spec.boot.digest, spec.boot.append)
-        machine = (spec.cpus, spec.memory, spec.disk_size, spec.owner[0], spec.accelerator.value, spec.warm)
+        machine = (spec.cpus, spec.memory, spec.disk_size, spec.owner[0], spec.accelerator.value)
         devices = (
             spec.nic is not None,
-            [share.tag for share in spec.shares],
+            [share.kind for share in spec.shares],
             [it.windows for it in spec.devices],
             spec.frame is not None,
         )

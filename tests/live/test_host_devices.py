@@ -23,18 +23,17 @@ CARDS = f"""
 import sys
 sys.path[:] = {sys.path!r}
 from pathlib import Path
-from belljar.host.pci import Device
-from belljar.hypervisor.qemu import cmdline
-from belljar.hypervisor.qemu.template import plugging
+from belljar.host.devices.pci import Device
+from belljar.hypervisor.devices.pci import HostDevices
 from belljar.machine.extras import devices
-real = cmdline.vfio_devices
-def cards(spec):
-    return [{{"driver": "nvme", "serial": it["id"], "id": it["id"], "bus": it["bus"]}} for it in real(spec)]
+real = HostDevices.plugged
+def cards(self, spec):
+    return [{{"driver": "nvme", "serial": it["id"], "id": it["id"], "bus": it["bus"]}} for it in real(self, spec)]
 def take(self):
     for word in self._words:
         facts = ("1b36", "0010", "0108", "vfio-pci", "1", -1, ("flr",), (0, 0))
         self._devices.append(Device(word, Path("/"), "function", *facts))
-cmdline.vfio_devices = plugging.vfio_devices = cards
+HostDevices.plugged = cards
 devices.Devices._take, devices.lock_memory = take, lambda memory: None
 from belljar.cli import entry
 entry()

@@ -14,9 +14,9 @@ from tests.live import tiny
 from tests.live.tiny import Tiny
 
 from belljar.errors import DomainDied, HypervisorError, TemplateError
-from belljar.hypervisor import SharedFolder, Template
+from belljar.hypervisor import Template
 from belljar.hypervisor.qemu.domain import QemuDomain
-from belljar.model import MIB
+from belljar.model import MIB, Share
 
 NOBODY = (65534, 65534)
 
@@ -32,7 +32,7 @@ def template(guests: Tiny) -> Template:
     return asyncio.run(guests.template(guests.spec(new_id(), shares=SHARES)))
 
 
-SHARES = (SharedFolder("share0", "/tmp", readonly=True),)
+SHARES = (Share("/tmp", "/in", True),)
 
 
 def new_id() -> str:
@@ -124,7 +124,7 @@ async def test_each_clone_mounts_a_folder_of_its_own(guests: Tiny, template: Tem
         folder = tmp_path / name
         folder.mkdir()
         (folder / "word").write_text(f"folder {name}\n")
-        spec = guests.spec(new_id(), shares=(SharedFolder("share0", str(folder), readonly=name == "one"),))
+        spec = guests.spec(new_id(), shares=(Share(str(folder), "/in", readonly=name == "one"),))
         clone = guests.clone(spec, template)
         try:
             mount = "mkdir /s; mount -t 9p -o trans=virtio,version=9p2000.L share0 /s; busybox cat /s/word; echo new > /s/new"

@@ -16,9 +16,9 @@ from tests.live import tiny
 from tests.live.tiny import Talk, Tiny
 
 from belljar.errors import BelljarError, HostError, ImageCorrupt, NoMemory, OverLimit, QmpTimeout
-from belljar.hypervisor import Domain, DomainEvent, DomainSpec, EventKind, Nic, Settings, SharedFolder
+from belljar.hypervisor import Domain, DomainEvent, DomainSpec, EventKind, Nic, Settings
 from belljar.hypervisor.qemu.driver import QemuHypervisor
-from belljar.model import GIB, MIB, NetworkMode
+from belljar.model import GIB, MIB, NetworkMode, Share
 
 NOBODY = (65534, 65534)
 
@@ -312,7 +312,7 @@ async def test_a_card_and_a_share_are_there_when_asked(guests: Tiny, tmp_path: P
     spec = replace(
         spec,
         nic=Nic(NetworkMode.USER, "52:01:02:03:04:05"),
-        shares=(SharedFolder("share0", str(shared), readonly=True),),
+        shares=(Share(str(shared), "/in", True),),
     )
     async with booted(guests, spec) as guest:
         lines, _ = await guest.do("busybox cat /sys/bus/pci/devices/*/device")
@@ -334,7 +334,7 @@ async def test_what_the_guest_writes_to_a_share_belongs_to_qemus_user(
     for parent in (tmp_path, *tmp_path.parents):
         if parent.owner() == "root" and parent != Path("/"):
             parent.chmod(parent.stat().st_mode | 0o011)
-    spec = guests.fresh(new_id(), shares=(SharedFolder("share0", str(shared), readonly=False),))
+    spec = guests.fresh(new_id(), shares=(Share(str(shared), "/in", False),))
     async with booted(guests, replace(spec, owner=owner)) as guest:
         assert (
             await guest.do("mkdir /s; mount -t 9p -o trans=virtio,version=9p2000.L share0 /s; echo hello > /s/file")

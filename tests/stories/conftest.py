@@ -18,7 +18,7 @@ from tests.fakes.hypervisor import FakeDomain, FakeHypervisor
 from tests.fakes.image import FakeOverlays, FakeStore
 
 from belljar.guest import Streams
-from belljar.host.pci import Site
+from belljar.host.devices.pci import Site
 from belljar.host.room import Settings as HostSettings
 from belljar.hypervisor import Settings as QemuSettings
 from belljar.journal import Event, read

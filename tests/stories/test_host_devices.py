@@ -11,8 +11,8 @@ from tests.fakes import sysfs
 from tests.fakes.guest import Script
 from tests.stories.conftest import Runtime
 
+from belljar.host.devices.pci import DeviceClass
 from belljar.host.locks import try_lock
-from belljar.host.pci import DeviceClass
 from belljar.model import Cause, Outcome, OutcomeClass, Start
 
 FIRST, SECOND, CARD = "0000:1b:00.0", "0000:43:00.0", "0000:18:00.0"

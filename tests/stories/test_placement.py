@@ -12,7 +12,8 @@ from tests.stories.conftest import Runtime
 
 from belljar.errors import HostError
 from belljar.guest import Streams
-from belljar.host import room, topology
+from belljar.host import room
+from belljar.host.devices import topology
 from belljar.hypervisor import Layout, Node
 from belljar.journal import read
 from belljar.machine.life.claim import taken

@@ -12,11 +12,12 @@ from tests.stories.conftest import Runtime
 from belljar.errors import CommandMissing, GuestRefused, HostError
 from belljar.guest import OTHER_SHARE
 from belljar.hypervisor import EventKind
-from belljar.model import Cause, OutcomeClass, Share, ShareKind, Start
+from belljar.hypervisor.devices import share_kind, tagged
+from belljar.model import Cause, OutcomeClass, Share, Start
 
 
 def machine(folder: Path, *more: Share, start: Start = Start.COLD) -> dict[str, Any]:
-    return {"start": start, "shares": (Share(str(folder), "/data/in", False, ShareKind.VIRTIOFS), *more)}
+    return {"start": start, "shares": (Share(str(folder), "/data/in", False, "virtiofs"), *more)}
 
 
 @pytest.mark.parametrize("start", [Start.COLD, Start.AUTO])
@@ -29,7 +30,7 @@ def test_a_folder_is_mounted_where_its_turn_is(runtime: Runtime, tmp_path: Path,
     assert [word for word in guest.done if word.startswith("mount")] == ["mount"] * 3
     assert guest.mounted == ["/data", "/data/in", "/data/in/deep"]
     shares = runtime.hypervisor.domains[-1].spec.shares
-    assert [(share.tag, share.kind.value) for share in shares] == [
+    assert [(tag, share_kind(share.kind).name) for tag, share in tagged(shares)] == [
         ("share0", "virtiofs"), ("share1", "9p"), ("share2", "9p"),
     ]  # fmt: skip
     assert runtime.leftovers() == []
@@ -38,7 +39,7 @@ def test_a_folder_is_mounted_where_its_turn_is(runtime: Runtime, tmp_path: Path,
 def test_it_is_in_the_journal_before_anything_runs(runtime: Runtime, tmp_path: Path) -> None:
     runtime.run(runtime.request(machine=machine(tmp_path)))
     events = [event.get("state") or event.get("what") or event["event"] for event in runtime.journal()]
-    assert events.index("virtiofsd") < events.index("starting") < events.index("spawned")
+    assert events.index("virtiofs") < events.index("starting") < events.index("spawned")
 
 
 def test_a_template_is_made_ready_for_it_and_kept_apart(runtime: Runtime, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ class Settings:
     overhead: int = setting(224 * MIB, "what QEMU and belljar need of a job's memory limit", unit="bytes")
     overhead_percent: float = setting(5.0, "the same as a part of that memory; the larger one counts", unit="percent")
     shares: tuple[str, ...] = setting(
-        ("/home:rw",), "host folders that machines see, `[virtiofs:]SRC[:DST][:ro|rw]`; missing ones are left out"
+        ("/home:rw",), "host folders that machines see, `[KIND:]SRC[:DST][:ro|rw]`; missing ones are left out"
     )
     stage_limit: int = setting(
         GIB, "largest working directory outside of shares, to be copied in and out; 0: refuse such jobs", unit="bytes"

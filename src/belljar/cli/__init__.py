@@ -75,7 +75,7 @@ VERBS = {
         "monitor.monitor", SIGHT, "a page, metrics, traces and site information for those who watch many hosts"
     ),
     "doctor": Entry("host.doctor", HOST, "check this host, and say what is missing and how to get it"),
-    "device": Entry("host.device", HOST, "list, check, bind and release devices that machines can have (VFIO)"),
+    "device": Entry("host.device", HOST, "list, check, bind and release devices that machines can have"),
     "soak": Entry("soak.soak", HOST, "run job after job in fresh machines: starts, failures, and does anything grow?"),
     "config": Entry("host.doctor", HOST, "show or check the settings"),
     "completion": Entry("host.completion", HOST, "print a completion script for bash, zsh or fish"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from belljar.errors import BadSetting
-from belljar.host.pci import WORDS, DeviceClass, Site
+from belljar.host.devices.pci import WORDS, DeviceClass, Site
 from belljar.host.toml import Mistake
 from belljar.service.tables import Wrong, blame, keys_of, read_values
 

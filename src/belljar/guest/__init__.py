@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:  # whoever begins a conversation imports it
     Guest = Process = Any
 
-OTHER_SHARE = "Share it the other way (`virtiofs:SRC`, `SRC` alone), use `--in` and `--out`, or another image."
+OTHER_SHARE = "Share it another way (`SRC` alone, or `KIND:SRC`), use `--in` and `--out`, or another image."
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from belljar.guest import ExchangeDisk, Identity, IdentityProof, Settings, Sink,
 from belljar.guest.channel import Channel
 from belljar.guest.process import Running, read_words, refusal
 from belljar.hints import Protocol
-from belljar.model import Account, Payload, PlainFile, Share, StdinKind, Transfer
+from belljar.model import Account, FileSystem, Payload, PlainFile, Share, StdinKind, Transfer
 
 LETTERS = {StdinKind.STREAM: b"s", StdinKind.NULL: b"n", StdinKind.CLOSED: b"c", StdinKind.STDOUT: b"o"}
 SKEW_ENOUGH = 0.1  # seconds; when a clock is surely not further off, it is right
@@ -227,10 +227,10 @@ class Conversation:
         after = time.time()
         return seen_between(before, after, clock)
 
-    async def mount(self, share: Share, tag: str) -> None:
+    async def mount(self, share: Share, tag: str, filesystem: FileSystem) -> None:
         """Mount a folder of the host's. Raises GuestRefused."""
-        how = b"ro" if share.readonly else b"rw"
-        await self._call(b"mount", text(share.kind.value), text(tag), text(share.target), how)
+        known = filesystem.type, tag, share.target, "ro" if share.readonly else "rw"  # all that an older agent reads
+        await self._call(b"mount", *map(text, (*known, filesystem.options, filesystem.modules)))
 
     async def find_disks(self, names: Sequence[str]) -> list[str]:
         """The guest's devices (/dev/vdb, ...) of the disks with these serials. Raises GuestRefused."""
@@ -252,9 +252,9 @@ class Conversation:
         seen = await self._call(b"await_devices", *words, answers=2 * len(ports), more=timeout + wire.Patience.GROW)
         return list(zip(seen[::2], seen[1::2], strict=True))
 
-    async def prepare_for(self, what: str) -> None:
-        """Load, before a template is saved, what its clones will need, by the kind of a share. Raises GuestRefused."""
-        await self._call(b"prepare", text(what), patience=10)
+    async def prepare_for(self, filesystem: FileSystem) -> None:
+        """Load, before a template is saved, what its clones will need. Raises GuestRefused."""
+        await self._call(b"prepare", text(filesystem.type), text(filesystem.modules), patience=10)
 
     async def add_account(self, account: Account) -> None:
         """Make user, group, supplementary groups and home, where they are missing. Idempotent."""

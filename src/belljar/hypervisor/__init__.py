@@ -18,7 +18,7 @@ from belljar.errors import BelljarError, NotPermitted
 from belljar.hints import TYPE_CHECKING, Any, Protocol
 from belljar.host import processes
 from belljar.host.quick_imports import sha256
-from belljar.model import MIB, Firmware, MachineId, NetworkMode, ShareKind, setting, to_json
+from belljar.model import MIB, Firmware, MachineId, NetworkMode, Share, setting, to_json
 from belljar.records import dataclass, field, replace
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 
 NOBODY = (65534, 65534)
-DEVICE_SLOT, MOST_DEVICES = 0x1B, 16  # of the guest's bus: two slots of eight ports each
 
 
 class Accelerator(str, Enum):
@@ -88,16 +87,6 @@ class Nic:
 
 
 @dataclass(frozen=True)
-class SharedFolder:
-    """A host folder offered to the guest. Its tag is part of the hardware; its path is not."""
-
-    tag: str
-    source: str
-    readonly: bool
-    kind: ShareKind = ShareKind.NINEP
-
-
-@dataclass(frozen=True)
 class ExtraDisk:
     """A further disk of one machine, which its template does not have. The guest knows it by its serial, `name`."""
 
@@ -107,11 +96,6 @@ class ExtraDisk:
     readonly: bool
     is_late: bool = False  # the guest looks for it when it needs it, which takes a clone a while
     chained: bool = False  # a qcow2 of belljar's own making on top of others, which are only read
-
-
-def device_port(number: int) -> str:
-    """The guest's address of the port of its n-th device of the host's."""
-    return f"0000:00:{DEVICE_SLOT + number // 8:02x}.{number % 8}"
 
 
 @dataclass(frozen=True)
@@ -144,7 +128,7 @@ class Node:
 
 @dataclass(frozen=True)
 class HostDevice:
-    """A device of this host that a guest has by VFIO."""
+    """A device of this host that a guest has for itself."""
 
     address: str  # 0000:41:00.0; of a mediated device its UUID; "": a template keeps its place free
     windows: tuple[int, int]  # bytes of address space: below 4 GiB, and prefetchable
@@ -174,7 +158,7 @@ class DomainSpec:
     accelerator: Accelerator  # kvm or tcg, never auto
     folder: Path  # the machine's folder: qemu.log is written here
     nic: Nic | None = None
-    shares: tuple[SharedFolder, ...] = ()
+    shares: tuple[Share, ...] = ()
     owner: tuple[int, int] = (0, 0)  # uid and gid QEMU runs as; different from ours only when we are root
     disks: tuple[ExtraDisk, ...] = ()
     # A read-only disc for the guest's own init (NoCloud, CD-ROM of a CernVM). Clones have their template's copy in the drive.
@@ -204,16 +188,6 @@ class DomainSpec:
         """In what the clones of a fork are as their parent is, and cannot know by themselves."""
         sizes = {"cpus": self.cpus, "memory": self.memory, "disk_size": self.disk_size, "owner": [*self.owner]}
         return {"fork": self.fork, **sizes, "frame": to_json(self.frame), "boot": self.boot.digest}
-
-    @property
-    def served(self) -> tuple[SharedFolder, ...]:
-        """The folders that a process beside QEMU serves."""
-        return tuple(share for share in self.shares if share.kind is ShareKind.VIRTIOFS)
-
-    @property
-    def warm(self) -> tuple[str, ...]:
-        """What a template's guest has loaded beyond the usual, for such folders."""
-        return tuple(sorted({share.kind.value for share in self.served}))
 
     @property
     def plugged(self) -> int:

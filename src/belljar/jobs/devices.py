@@ -10,10 +10,10 @@ from pathlib import Path
 
 from belljar.errors import HostError
 from belljar.findings import Finding, expect, fail, ok, warn
+from belljar.host.devices.binding import DRIVER, GROUPS, IOMMU, Bindings, is_loaded, obstacle, open_group
+from belljar.host.devices.pci import Device, Site, class_of, read
 from belljar.host.locks import is_locked
-from belljar.host.pci import PCI, VFIO, Device, Site, class_of, read
 from belljar.host.privileges import user_of
-from belljar.host.vfio import IOMMU, Bindings, obstacle, open_group
 from belljar.jobs import Runtime
 from belljar.model import GIB, MIB
 
@@ -43,7 +43,7 @@ def _machine(runtime: Runtime, device: Device) -> str:
 def _user(device: Device, root: Path) -> str:
     """To whom its group was given."""
     with suppress(OSError, HostError):
-        if uid := os.stat(root / "dev/vfio" / (device.group or "none")).st_uid:
+        if uid := os.stat(root / GROUPS / (device.group or "none")).st_uid:
             return user_of(str(uid)).name
     return ""
 
@@ -52,8 +52,7 @@ def findings(site: Site, root: Path = ROOT) -> Iterator[Finding]:
     """What stands in the way: of the host first, then of each device."""
     known, hard = read(root), resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
     yield expect("IOMMU", any(device.group for device in known.values()), "", IOMMU)
-    has_vfio = (root / PCI / "drivers" / VFIO).exists() and (root / "dev/vfio/vfio").exists()
-    yield expect(VFIO, has_vfio, "", f"Load it at each start of the host: `modprobe {VFIO}`.")
+    yield expect(DRIVER, is_loaded(root), "", f"Load it at each start of the host: `modprobe {DRIVER}`.")
     text, is_enough = f"{hard // MIB} MiB", hard == resource.RLIM_INFINITY or hard >= GIB or os.geteuid() == 0
     remedy = "Raise `memlock` in limits.conf: a machine with a device locks all its memory."
     yield expect("locked memory", is_enough, text if hard != resource.RLIM_INFINITY else "no limit", remedy)

@@ -18,9 +18,10 @@ from belljar.batch.job.terms import Dialect, one_line, one_node
 from belljar.errors import BelljarError, CommandFailed, UnsafeFolder
 from belljar.host.files import is_missing, opened, private_folder
 from belljar.host.privileges import User, user_of
+from belljar.hypervisor.devices import share_kind
 from belljar.jobs import Runtime
 from belljar.jobs.shares import of_site
-from belljar.model import Outcome, Payload, RunPayload, Share, ShareKind, Start, StdinKind
+from belljar.model import Outcome, Payload, RunPayload, Share, Start, StdinKind
 from belljar.records import dataclass, replace
 
 if TYPE_CHECKING:
@@ -179,9 +180,9 @@ def without_template(runtime: Runtime) -> list[str]:
     serves = settings.qemu.site_templates and settings.paths.site_store is None and os.geteuid() == 0
     if not serves or settings.machine.hypervisor != "qemu" or settings.machine.start is Start.COLD:
         return []
-    ports = sum(share.kind is ShareKind.NINEP for share in of_site(settings.batch.shares))
+    kinds = [share_kind(share.kind).name for share in of_site(settings.batch.shares)]
     templates = [template.facts for template in runtime.hypervisor.templates() if template.grows]
-    there = {facts["image_digest"] for facts in templates if str(facts["hardware"]).count("virtio-9p-pci") == ports}
+    there = {facts["image_digest"] for facts in templates if facts.get("shares", []) == kinds}
     lacking = list[str]()
     for name in policy.images_of(settings.batch) or [settings.image.default]:
         with suppress(BelljarError):  # an image that is not here

@@ -1,4 +1,4 @@
-"""What `--share`, `batch.shares`, `--network` and `--publish` may say: host folders, by 9p or virtiofs; networks; ports."""
+"""What `--share`, `batch.shares`, `--network` and `--publish` may say: host folders, networks, ports."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Iterable
 
 from belljar.errors import BadOption, BadSetting
-from belljar.model import NetworkMode, Port, Share, ShareKind
+from belljar.hypervisor.devices import share_kind, share_names
+from belljar.model import NetworkMode, Port, Share
 
 GUESTS_OWN = ("/", "/proc", "/sys", "/dev", "/run")
-BY_VIRTIOFS = "virtiofs:"
 NO_EXPORTS = (
     "Mount it on this host and share the folder; docs/jobs/data.md says how a guest mounts it itself, with Kerberos."
 )
@@ -49,10 +49,12 @@ def of_site(texts: Iterable[str], left_out: Callable[[str], object] = str) -> tu
 
 
 def share(text: str, before: str = "--share ") -> Share:
-    """[virtiofs:]SRC[:DST][:ro|rw]. Raises BadOption."""
+    """[KIND:]SRC[:DST][:ro|rw]. The usual kind needs no word, so a folder may have its name. Raises BadOption."""
     if text.lower().startswith("nfs://"):
         raise BadOption(f"{before}{text[:80]!r}: an export is not a folder of this host", hint=NO_EXPORTS)
-    kind, prefix = (ShareKind.VIRTIOFS, BY_VIRTIOFS) if text.startswith(BY_VIRTIOFS) else (ShareKind.NINEP, "")
+    kind, colon, _ = text.partition(":")
+    is_said = bool(colon) and kind in share_names() and not share_kind(kind).is_usual
+    prefix = f"{kind}:" if is_said else ""
     source, *rest = text.removeprefix(prefix).split(":")
     readonly = True
     if rest and rest[-1] in ("ro", "rw"):
@@ -62,7 +64,7 @@ def share(text: str, before: str = "--share ") -> Share:
     target = os.path.normpath(*rest or [os.path.abspath(source)])
     if target in GUESTS_OWN:
         raise BadOption(f"{before}{text}: {target} is the guest's own", hint="Name another folder as DST.")
-    return Share(os.path.realpath(source), target, readonly, kind)
+    return Share(os.path.realpath(source), target, readonly, prefix.rstrip(":"))
 
 
 def network_of(text: str) -> tuple[NetworkMode, str]:

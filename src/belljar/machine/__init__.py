@@ -13,7 +13,6 @@ from belljar.hints import Any
 from belljar.model import (
     MIB,
     SEED,
-    VIRTIOFS_SOCKET,
     Context,
     MachineId,
     NetworkMode,
@@ -116,7 +115,7 @@ DISK_NOT_WHOLE = "QEMU may not have written all of its disk"  # a trouble of a m
 REQUEST, OUTCOME, LOCK, CONTROL, CONSOLE_LOG, COLLECTED = (
     "request.json", "outcome.json", "lock", "control.sock", "console.log", "collect.tar",
 )  # fmt: skip
-NOT_KEPT = (SEED, CONTROL, VIRTIOFS_SOCKET)  # when it has ended
+NOT_KEPT = (SEED, "*.sock")  # when it has ended
 
 
 @dataclass(frozen=True)

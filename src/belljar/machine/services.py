@@ -21,7 +21,7 @@ from belljar.network import Networks, Publish
 from belljar.records import dataclass, field
 
 if TYPE_CHECKING:
-    from belljar.host.pci import Site
+    from belljar.host.devices.pci import Site
     from belljar.image.images import Images
     from belljar.image.store.qcow2 import Overlays
 

@@ -42,7 +42,7 @@ class Events:
     """The kernel's events, of which there is always another."""
 
     def settimeout(self, seconds: float) -> None:
-        assert 0 < seconds <= mounts.SHARES[b"virtiofs"][2]
+        assert 0 < seconds <= mounts.PATIENCE
 
     def recv(self, size: int) -> bytes:
         return b"add@/devices/pci"
@@ -68,7 +68,8 @@ def mounting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., t
         play_modules(monkeypatch, kernel.loaded, lambda name: name.encode() in kernel.known.split())
         guest = Guest()
         target = os.fsencode(tmp_path / "place")
-        return kernel, lambda: guest.calls[b"mount"](Words([b"virtiofs", b"share0", target, how])) or guest.mounts[-1]
+        call = [b"virtiofs", b"share0", target, how, b"", b"virtiofs"]
+        return kernel, lambda: guest.calls[b"mount"](Words(call)) or guest.mounts[-1]
 
     return prepare
 
@@ -110,7 +111,7 @@ def test_a_kernel_without_it_is_told_of_as_that(mounting: Mounting) -> None:
 
 
 def test_a_device_that_never_comes_is_given_up(mounting: Mounting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(mounts.SHARES, b"virtiofs", (b"", (errno.EINVAL,), 0.01))
+    monkeypatch.setattr(mounts, "PATIENCE", 0.01)
     _, mount = mounting(*([errno.EINVAL] * 100_000))
     with pytest.raises(Refused, match="cannot mount the share: Invalid argument"):
         mount()
@@ -119,12 +120,10 @@ def test_a_device_that_never_comes_is_given_up(mounting: Mounting, monkeypatch: 
 def test_a_template_is_made_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = list[str]()
     play_modules(monkeypatch, loaded, lambda name: False)
-    Guest().prepare_for(Words([b"virtiofs"]))
-    assert loaded == ["virtiofs"]
-    with pytest.raises(Refused):
-        Guest().prepare_for(Words([b"something"]))
+    Guest().prepare_for(Words([b"9p", b"9pnet_virtio 9p"]))
+    assert loaded == ["9pnet_virtio", "9p"]
 
 
 def test_a_rehearsal_mounts_nothing() -> None:
     with pytest.raises(Refused):
-        Rehearsal().calls[b"mount"](Words([b"virtiofs", b"share0", b"/data", b"rw"]))
+        Rehearsal().calls[b"mount"](Words([b"virtiofs", b"share0", b"/data", b"rw", b"", b""]))

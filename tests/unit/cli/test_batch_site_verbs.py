@@ -334,11 +334,10 @@ def test_a_template_that_users_first_jobs_would_boot_is_told_by_check(tmp_path: 
         Runtime().settings, batch=batch.Settings(shares=shares, queue_images=("night=el9", "day=debian12"))
     )
     digests = {"el9": "a" * 64, "debian12": "b" * 64}
-    port = ["-device", "virtio-9p-pci-non-transitional,mount_tag=share0"]
     made = [
-        SimpleNamespace(facts={"image_digest": digests["el9"], "hardware": port}, grows={"memory"}),
-        SimpleNamespace(facts={"image_digest": digests["debian12"], "hardware": []}, grows={"memory"}),
-        SimpleNamespace(facts={"image_digest": digests["debian12"], "hardware": port}, grows=frozenset()),
+        SimpleNamespace(facts={"image_digest": digests["el9"], "shares": ["9p"]}, grows={"memory"}),
+        SimpleNamespace(facts={"image_digest": digests["debian12"]}, grows={"memory"}),
+        SimpleNamespace(facts={"image_digest": digests["debian12"], "shares": ["9p"]}, grows=frozenset()),
     ]
     runtime = SimpleNamespace(
         settings=settings, hypervisor=SimpleNamespace(templates=lambda: made),

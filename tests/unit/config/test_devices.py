@@ -9,7 +9,7 @@ import pytest
 from belljar.assembly import Runtime
 from belljar.config.devices import load
 from belljar.errors import BadSetting
-from belljar.host.pci import NONE_ACCEPTED, DeviceClass
+from belljar.host.devices.pci import NONE_ACCEPTED, DeviceClass
 
 GOOD = """
 [class.gpu]

@@ -44,7 +44,7 @@ from belljar.guest import Identity, Settings, Streams
 from belljar.guest.conversation import Conversation
 from belljar.guest.process import read_words
 from belljar.machine.states import class_of_error
-from belljar.model import Account, Cause, OutcomeClass, Payload, Share
+from belljar.model import Account, Cause, FileSystem, OutcomeClass, Payload, Share
 
 ME = Account("tester", 1000, 1000, "testers")
 VERSION = b"%d" % PROTOCOL
@@ -157,7 +157,7 @@ REFUSALS: list[tuple[bytes, type[GuestError]]] = [
 async def test_a_refused_call_says_why_in_one_line() -> None:
     async with greeted() as (guest, agent):
         for kind, error in REFUSALS:
-            asking = asyncio.ensure_future(guest.mount(Share("/data", "/mnt", readonly=True), "share0"))
+            asking = asyncio.ensure_future(guest.mount(Share("/data", "/mnt"), "share0", FileSystem("9p", "9p")))
             number, _, _ = await agent.call()
             await agent.say(frame(ERROR, number, join(kind, b"be\ncause")))
             with pytest.raises(error, match=r"be.cause"):
@@ -167,7 +167,7 @@ async def test_a_refused_call_says_why_in_one_line() -> None:
 async def test_an_agent_that_does_not_answer_is_lost() -> None:
     async with greeted(call_timeout=0.01) as (guest, _):
         with pytest.raises(AgentLost, match="did not answer `mount`"):
-            await guest.mount(Share("/data", "/mnt", readonly=True), "share0")
+            await guest.mount(Share("/data", "/mnt"), "share0", FileSystem("9p", "9p"))
 
 
 async def test_an_agent_that_goes_away_fails_every_call_and_payload() -> None:
@@ -398,14 +398,14 @@ async def test_a_guest_reaches_no_machine_but_its_own_and_can_ask_for_nothing() 
     async with greeted() as (mine, agent), greeted() as (other, its):
         process, number = await started(other, its, Streams(None, None, None))
         waiting = asyncio.ensure_future(process.wait())
-        asking = asyncio.ensure_future(other.mount(Share("/data", "/mnt", readonly=True), "share0"))
+        asking = asyncio.ensure_future(other.mount(Share("/data", "/mnt"), "share0", FileSystem("9p", "9p")))
         await its.call()
         for each in range(1, number + 10):
             for kind in kinds - {HELLO}:
                 await agent.say(frame(kind, each, join(b"exited", b"0")))
         with pytest.raises(GuestError):  # all of it was heard, and is its own channel's end at most
             await agent.say(frame(CALL, 1, join(b"start", b"vm0123456789abx")))
-            await mine.mount(Share("/data", "/mnt", readonly=True), "share0")
+            await mine.mount(Share("/data", "/mnt"), "share0", FileSystem("9p", "9p"))
         assert not waiting.done() and not asking.done()
         waiting.cancel()
         asking.cancel()

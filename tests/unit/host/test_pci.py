@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from tests.fakes import sysfs
 
-from belljar.host.pci import FUNCTION, MEDIATED, DeviceClass, class_of, in_the_way, read
+from belljar.host.devices.binding import in_the_way, is_bound
+from belljar.host.devices.pci import FUNCTION, MEDIATED, DeviceClass, class_of, read
 
 UUID = "c73f1fa6-489e-4834-9476-d70dabd98c40"
 GPUS = DeviceClass("gpu", ("vendor=10de class=03*",))
@@ -58,7 +59,7 @@ def test_a_mediated_device_is_its_drivers(tmp_path: Path) -> None:
     sysfs.add_mediated(root, "0000:43:00.0", UUID, 99)
     slice = read(root)[UUID]
     assert (slice.kind, slice.group, slice.vendor) == (MEDIATED, "99", "10de")
-    assert slice.is_bound and slice.resets
+    assert is_bound(slice) and slice.resets
     assert class_of(slice, (DeviceClass("slice", ("kind=mediated",)), GPUS)) == DeviceClass("slice", ("kind=mediated",))
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import HostError, NoMemory
+from belljar.host.devices.topology import check_pages, numbers_of, pin, place, read_cpus
 from belljar.host.room import Cpu
-from belljar.host.topology import check_pages, numbers_of, pin, place, read_cpus
 from belljar.model import GIB, MIB, Pages, Pin
 
 CPUS, NODES = "devices/system/cpu/cpu{}/topology", "devices/system/node"

@@ -18,13 +18,13 @@ from belljar.hypervisor import (
     Layout,
     Nic,
     Node,
-    SharedFolder,
     guest_uuid,
 )
+from belljar.hypervisor.devices.disk import place_at_the_end
 from belljar.hypervisor.qemu.abilities import DEVICES, FEATURES, FILE_MIGRATION, READONLY_RAM, Abilities
-from belljar.hypervisor.qemu.cmdline import command_line, hardware, place_at_the_end, state_address
+from belljar.hypervisor.qemu.cmdline import command_line, hardware, state_address
 from belljar.hypervisor.qemu.process.launch import Launch
-from belljar.model import GIB, MIB, NetworkMode, ShareKind
+from belljar.model import GIB, MIB, NetworkMode, Share
 
 GOLDEN = Path(__file__).parent / "golden"
 QEMU = Abilities("/usr/bin/qemu-system-x86_64", "file:1:2:3", "QEMU 7.2.22", frozenset(DEVICES), frozenset())
@@ -40,8 +40,8 @@ LAUNCH = Launch(
     COLD, layers=(13, 14), monitor=10, channel=11, console=12, kernel="/proc/self/fd/15", initrd="/proc/self/fd/16"
 )
 SHARES = (
-    SharedFolder("share0", "/data,with,commas", readonly=True),
-    SharedFolder("share1", "/home/me", readonly=False),
+    Share("/data,with,commas", "/in", True),
+    Share("/home/me", "/in", False),
 )
 
 
@@ -51,9 +51,9 @@ DISKS = (
 )
 
 FOLDERS = (
-    SharedFolder("share0", "/data", readonly=True, kind=ShareKind.VIRTIOFS),
-    SharedFolder("share1", "/home/me", readonly=False),
-    SharedFolder("share2", "/work", readonly=False, kind=ShareKind.VIRTIOFS),
+    Share("/data", "/in", True, "virtiofs"),
+    Share("/home/me", "/in", False),
+    Share("/work", "/in", False, "virtiofs"),
 )
 
 CHAINED = ExtraDisk("foreign", Path("/scratch/id.foreign"), "qcow2", readonly=False, chained=True)
@@ -201,8 +201,8 @@ def test_two_cards_differ_only_by_what_the_agent_sets() -> None:
 
 
 def test_a_share_may_be_another_folder_and_another_mode_in_each_clone() -> None:
-    one = replace(COLD, shares=(SharedFolder("share0", "/a", readonly=True),))
-    two = replace(COLD, shares=(SharedFolder("share0", "/b", readonly=False),))
+    one = replace(COLD, shares=(Share("/a", "/in", True),))
+    two = replace(COLD, shares=(Share("/b", "/in", False),))
     assert hardware(one, QEMU, "max") == hardware(two, QEMU, "max")
 
 
@@ -227,7 +227,7 @@ def test_how_many_folders_by_virtiofs_a_machine_has_is_part_of_its_hardware_and_
     none, two = hardware(COLD, QEMU, "max"), hardware(replace(COLD, shares=FOLDERS[::2]), QEMU, "max")
     one = hardware(replace(COLD, shares=FOLDERS[:1]), QEMU, "max")
     other = hardware(replace(COLD, shares=(replace(FOLDERS[0], source="/x", readonly=False),)), QEMU, "max")
-    by_9p = hardware(replace(COLD, shares=(replace(FOLDERS[0], kind=ShareKind.NINEP),)), QEMU, "max")
+    by_9p = hardware(replace(COLD, shares=(replace(FOLDERS[0], kind="9p"),)), QEMU, "max")
     assert one == other
     assert len({tuple(words) for words in (none, one, two, by_9p)}) == 4
 

@@ -11,7 +11,8 @@ from tests.unit.hypervisor.test_cmdline import COLD, LAUNCH, QEMU, devices, word
 from tests.unit.hypervisor.test_plugging import SPEC
 
 from belljar.errors import DeviceBusy, HostError, UsageError
-from belljar.hypervisor import MOST_DEVICES, HostDevice, LibvirtSettings, Settings, device_port
+from belljar.hypervisor import HostDevice, LibvirtSettings, Settings
+from belljar.hypervisor.devices.pci import MOST_DEVICES, port
 from belljar.hypervisor.libvirt.driver import LibvirtHypervisor
 from belljar.hypervisor.qemu.cmdline import hardware
 from belljar.hypervisor.qemu.process.complaints import explain
@@ -70,7 +71,7 @@ def test_another_device_of_the_kind_is_the_same_hardware_and_a_larger_one_is_not
 
 
 def test_each_port_has_its_place_on_the_guests_bus() -> None:
-    places = [device_port(number) for number in range(MOST_DEVICES)]
+    places = [port(number) for number in range(MOST_DEVICES)]
     assert places[0] == "0000:00:1b.0" and places[7:9] == ["0000:00:1b.7", "0000:00:1c.0"]
     assert len(set(places)) == MOST_DEVICES
 

@@ -14,6 +14,7 @@ from tests.unit.hypervisor.test_cmdline import COLD, LAUNCH, QEMU
 
 from belljar.host.guard.egress import Egress
 from belljar.hypervisor import DomainSpec, Frame, Nic
+from belljar.hypervisor.devices.card import CARD
 from belljar.hypervisor.qemu import cmdline
 from belljar.hypervisor.qemu.process.launch import Launch, Wiring, plug, prepare_draft
 from belljar.hypervisor.qemu.template.folders import DISK, RAM
@@ -25,17 +26,21 @@ USER = Nic(NetworkMode.USER, MAC)
 BRIDGE, ISOLATED = (Nic(mode, MAC, has_line=True, fd=9) for mode in (NetworkMode.BRIDGE, NetworkMode.ISOLATED))
 
 
+def card_words(nic: Nic, **ends: Any) -> list[str]:
+    return CARD.words(replace(LAUNCH, spec=replace(COLD, nic=nic), **ends))
+
+
 @pytest.mark.parametrize(
     ("nic", "backend"),
     [(USER, "user,id=net,ipv6=off"), (BRIDGE, "tap,id=net,vhost=off,fd=9"), (ISOLATED, "socket,id=net,fd=9")],
 )  # fmt: skip
 def test_a_machine_has_what_carries_its_frames(nic: Nic, backend: str) -> None:
-    assert cmdline.network_card(nic, replace(LAUNCH, network=nic.fd))[1] == backend
+    assert card_words(nic, network=nic.fd)[1] == backend
 
 
 def test_a_guest_that_boots_a_template_gets_out_nowhere() -> None:
-    assert cmdline.network_card(USER, replace(LAUNCH, is_draft=True))[1].endswith(",restrict=on")
-    assert cmdline.network_card(BRIDGE, replace(LAUNCH, is_draft=True))[1] == "hubport,id=net,hubid=0"
+    assert card_words(USER, is_draft=True)[1].endswith(",restrict=on")
+    assert card_words(BRIDGE, is_draft=True)[1] == "hubport,id=net,hubid=0"
 
 
 def test_what_is_a_machines_own_is_no_part_of_its_templates_hardware() -> None:

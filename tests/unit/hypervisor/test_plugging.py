@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from belljar.errors import PlugRefused
-from belljar.hypervisor import Accelerator, Boot, DomainSpec, Frame, Nic, SharedFolder
+from belljar.hypervisor import Accelerator, Boot, DomainSpec, Frame, Nic
 from belljar.hypervisor.qemu.abilities import DEVICES, FEATURES, PLUGGED_CPUS, Abilities
 from belljar.hypervisor.qemu.cmdline import SLOTS, command_line, hardware, pieces
 from belljar.hypervisor.qemu.process.launch import Launch
 from belljar.hypervisor.qemu.template.plugging import EMULATED, WORDS, commands, frame_of, processors
-from belljar.model import GIB, MIB, NetworkMode, ShareKind
+from belljar.model import GIB, MIB, NetworkMode, Share
 
 QEMU = Abilities("/usr/bin/qemu", "x", "QEMU 7.2", frozenset(DEVICES), frozenset(FEATURES))
 FRAME = Frame(1, 512 * MIB, 8 * GIB, 16, 64 * GIB, words=WORDS)
@@ -23,7 +23,7 @@ SPEC = DomainSpec(
     disk=Path("/d"), disk_size=8 * GIB, accelerator=Accelerator.TCG, folder=Path("/f"), frame=FRAME,
 )  # fmt: skip
 CARD = Nic(NetworkMode.USER, "52:54:00:00:00:01")
-FOLDER = SharedFolder("share0", "/data", readonly=True, kind=ShareKind.VIRTIOFS)
+FOLDER = Share("/data", "/in", True, "virtiofs")
 
 
 def slot(number: int, *, taken: bool = False) -> dict[str, Any]:

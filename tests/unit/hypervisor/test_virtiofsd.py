@@ -16,14 +16,16 @@ from tests.unit.hypervisor.test_cmdline import COLD, FOLDERS
 
 from belljar.errors import BelljarError, CommandMissing, HostError, NotPermitted, ShareLost, UsageError
 from belljar.host import commands as programs
-from belljar.hypervisor import DomainSpec, EventKind, Settings, SharedFolder, load
-from belljar.hypervisor.qemu import virtiofs
-from belljar.hypervisor.qemu.cmdline import marked, served_devices
-from belljar.hypervisor.qemu.domain import Command, Lines, QemuDomain
+from belljar.hypervisor import DomainSpec, EventKind, Settings, load
+from belljar.hypervisor.devices import SHARES, server_of
+from belljar.hypervisor.devices import share_virtiofs as virtiofs
+from belljar.hypervisor.devices.share_virtiofs import FolderServer, command_line
+from belljar.hypervisor.qemu.cmdline import marked
+from belljar.hypervisor.qemu.domain import Command, Lines, QemuDomain, end
+from belljar.hypervisor.qemu.driver import serve
 from belljar.hypervisor.qemu.process.launch import Launch
 from belljar.hypervisor.qemu.template import making
-from belljar.hypervisor.qemu.virtiofs import FolderServer, command_line, end, serve, served
-from belljar.model import MIB, ShareKind
+from belljar.model import MIB, Share
 
 # In place of virtiofsd: takes the connection, says that it is there, and does what it is told.
 STAND_IN = """#!/usr/bin/python3 -IS
@@ -53,11 +55,11 @@ def program(tmp_path: Path) -> str:
 def spec(tmp_path: Path) -> DomainSpec:
     """A machine with two folders by virtiofs and one by 9p."""
     shares = []
-    for number, kind in enumerate((ShareKind.VIRTIOFS, ShareKind.NINEP, ShareKind.VIRTIOFS)):
+    for number, kind in enumerate(("virtiofs", "9p", "virtiofs")):
         folder = tmp_path / f"shared{number}"
         folder.mkdir()
         (folder / f"file{number}").touch()
-        shares.append(SharedFolder(f"share{number}", str(folder), readonly=True, kind=kind))
+        shares.append(Share(str(folder), "/in", True, kind))
     place = tmp_path / "machine"
     place.mkdir(mode=0o700)
     return replace(COLD, shares=tuple(shares), folder=place, owner=(os.geteuid(), os.getegid()))
@@ -115,15 +117,17 @@ def test_the_one_in_rust_is_taken_and_no_other(tmp_path: Path, line: str, is_tak
         return
     with pytest.raises(HostError, match="need the virtiofsd in Rust") as caught:
         virtiofs.find(str(program))
-    assert line[:40] in caught.value.message and "on Debian 12 share the folder by 9p" in caught.value.hint
+    assert (
+        line[:40] in caught.value.message and "on Debian 12 share the folder without `virtiofs:`" in caught.value.hint
+    )
 
 
 def test_a_users_folder_is_his_alone_in_the_guest_and_roots_is_as_it_is(spec: DomainSpec) -> None:
     folder = replace(spec.shares[0], readonly=False)
-    words = command_line(replace(spec, owner=(1000, 100)), folder, "/virtiofsd", 9)
+    words = command_line(replace(spec, owner=(1000, 100)), "share0", folder, "/virtiofsd", 9)
     assert {"--user", "--map-root-user", "--fd=9", f"--shared-dir={folder.source}", "--sandbox=namespace"} <= {*words}
     assert {"--translate-uid=host:0:1000:1", "--translate-gid=host:0:100:1"} <= {*words} and "--readonly" not in words
-    of_root = command_line(replace(spec, owner=(0, 0)), spec.shares[0], "/virtiofsd", 9)
+    of_root = command_line(replace(spec, owner=(0, 0)), "share0", spec.shares[0], "/virtiofsd", 9)
     assert not [word for word in of_root if word.startswith(("--translate", "--user"))] and "--readonly" in of_root
 
 
@@ -135,13 +139,13 @@ def test_a_users_folder_is_his_alone_in_the_guest_and_roots_is_as_it_is(spec: Do
     [(b"/usr/bin/setpriv", "0123456789ab"), (b"unshare", "0123456789ab"), (b"grep", None), (b"virtiofsd", None)],
 )
 def test_a_process_is_known_by_its_mark(program: bytes, machine: str | None) -> None:
-    assert served([program, b"--", b"env", b"BELLJAR_SERVES=0123456789ab:share0", b"virtiofsd"]) == machine
-    assert served([program, b"--", b"env"]) is None and served([]) is None
+    assert server_of([program, b"--", b"env", b"BELLJAR_SERVES=0123456789ab:share0", b"virtiofsd"]) == machine
+    assert server_of([program, b"--", b"env"]) is None and server_of([]) is None
 
 
 async def test_each_folder_by_virtiofs_is_served_and_nothing_of_it_stays(spec: DomainSpec, program: str) -> None:
-    servers = await serve(spec, program)
-    assert [server.share.tag for server in servers] == ["share0", "share2"]
+    servers = await serve(spec, Settings(virtiofsd=program))
+    assert [server.share for server in servers] == [spec.shares[0], spec.shares[2]]
     assert [server.line.recv(100) for server in servers] == [b"here file0", b"here file2"]
     assert sorted(path.name for path in spec.folder.iterdir()) == ["virtiofsd.log"]  # the socket has no name any more
     await end(servers)
@@ -152,7 +156,7 @@ async def test_each_folder_by_virtiofs_is_served_and_nothing_of_it_stays(spec: D
 async def test_it_is_found_by_the_machines_id_and_ended(spec: DomainSpec, program: str, tmp_path: Path) -> None:
     hypervisor = load(Settings(), tmp_path / "store")
     spec = replace(spec, id=os.urandom(6).hex())
-    servers = await serve(spec, program)
+    servers = await serve(spec, Settings(virtiofsd=program))
     found = [pid for id, pid in hypervisor.alive() if id == spec.id]
     assert len(found) == 2
     hypervisor.discard(spec.id)
@@ -162,7 +166,7 @@ async def test_it_is_found_by_the_machines_id_and_ended(spec: DomainSpec, progra
 
 
 async def test_it_ends_by_itself_when_its_line_is_closed(spec: DomainSpec, program: str) -> None:
-    (server, *others) = await serve(spec, program)
+    (server, *others) = await serve(spec, Settings(virtiofsd=program))
     assert server.line.recv(100) == b"here file0"
     server.line.close()
     assert os.waitstatus_to_exitcode(await asyncio.wait_for(asyncio.shield(server.over), 10)) == 0
@@ -170,7 +174,7 @@ async def test_it_ends_by_itself_when_its_line_is_closed(spec: DomainSpec, progr
 
 
 async def test_what_it_said_last_is_why_it_is_lost(spec: DomainSpec, program: str) -> None:
-    servers = await serve(spec, program)
+    servers = await serve(spec, Settings(virtiofsd=program))
     servers[0].line.send(b"the disk is on fire")
     await asyncio.wait_for(asyncio.shield(servers[0].over), 10)
     loss = servers[0].loss()
@@ -199,7 +203,7 @@ async def test_one_that_never_answers_says_why_and_none_is_left(
     program.chmod(0o755)
     spec = replace(spec, id=os.urandom(6).hex())
     with pytest.raises(error, match=f"--share virtiofs:{spec.shares[0].source}: ") as caught:
-        await serve(spec, str(program))
+        await serve(spec, Settings(virtiofsd=str(program)))
     assert says.lower() in caught.value.hint.lower()
     async with asyncio.timeout(10):  # the kernel kills what is in its namespace after it
         while [pid for id, pid in load(Settings(), tmp_path / "store").alive() if id == spec.id]:  # noqa: ASYNC110
@@ -217,7 +221,7 @@ async def test_whoever_gives_up_waiting_leaves_none(
 
     monkeypatch.setattr(FolderServer, "ready", never)
     spec = replace(spec, id=os.urandom(6).hex())
-    task = asyncio.ensure_future(serve(spec, program))
+    task = asyncio.ensure_future(serve(spec, Settings(virtiofsd=program)))
     await begun.wait()
     assert [pid for id, pid in load(Settings(), tmp_path / "store").alive() if id == spec.id]
     task.cancel()
@@ -234,7 +238,7 @@ async def test_one_that_never_answers_is_not_waited_for_for_ever(
     program.chmod(0o755)
     monkeypatch.setattr(virtiofs, "READY_TIMEOUT", 0.1)
     with pytest.raises(HostError, match=r"waited 0\.1 s for virtiofsd"):
-        await serve(spec, str(program))
+        await serve(spec, Settings(virtiofsd=str(program)))
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -312,7 +316,7 @@ async def commands(qemu: PlayedQemu) -> list[dict[str, object]]:
 async def test_a_clones_devices_are_plugged_in_after_the_load_and_before_it_runs(folder: Path) -> None:
     qemu = PlayedQemu(folder, [])
     try:
-        qemu.domain.go_on("fd:7", plugged(*served_devices(replace(COLD, shares=FOLDERS))))
+        qemu.domain.go_on("fd:7", plugged(*SHARES.plugged(replace(COLD, shares=FOLDERS))))
         connecting = asyncio.ensure_future(qemu.domain.connect())
         first = qemu.said()
         assert [one["execute"] for one in first] == [
@@ -369,7 +373,7 @@ async def test_a_device_that_qemu_refuses_is_a_failed_start(folder: Path) -> Non
 
     qemu = PlayedQemu(folder, [])
     try:
-        qemu.domain.go_on("fd:7", plugged(*served_devices(replace(COLD, shares=FOLDERS[:1]))))
+        qemu.domain.go_on("fd:7", plugged(*SHARES.plugged(replace(COLD, shares=FOLDERS[:1]))))
         connecting = asyncio.ensure_future(qemu.domain.connect())
         for one in qemu.said():
             qemu.says({"return": {}, "id": one["id"]})
@@ -409,7 +413,7 @@ async def test_a_qemu_that_ends_while_it_loads_is_not_waited_for(folder: Path) -
 
     qemu = PlayedQemu(folder, [])
     try:
-        qemu.domain.go_on("fd:7", plugged(*served_devices(replace(COLD, shares=FOLDERS[:1]))))
+        qemu.domain.go_on("fd:7", plugged(*SHARES.plugged(replace(COLD, shares=FOLDERS[:1]))))
         connecting = asyncio.ensure_future(qemu.domain.connect())
         for one in qemu.said()[:1]:
             qemu.says({"return": {}, "id": one["id"]})
@@ -423,7 +427,7 @@ async def test_a_qemu_that_ends_while_it_loads_is_not_waited_for(folder: Path) -
 async def test_a_server_that_ends_is_told_of_and_one_that_ends_with_its_qemu_is_not(
     spec: DomainSpec, program: str, folder: Path
 ) -> None:
-    servers = await serve(spec, program)
+    servers = await serve(spec, Settings(virtiofsd=program))
     qemu = PlayedQemu(folder, servers)
     servers[0].line.send(b"broken")
     event = await asyncio.wait_for(anext(aiter(qemu.domain.events())), 10)

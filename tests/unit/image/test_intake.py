@@ -51,7 +51,7 @@ def test_a_disk_without_partitions_is_its_file_system(store: Store, tmp_path: Pa
         "init": "",
         "init_system": "",
         "cloud_init": False,
-        "mounts": [],
+        "mounts": ["9p"],
         "firmware": [],
         "least_memory": 8 * MIB,
     }

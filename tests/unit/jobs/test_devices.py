@@ -16,9 +16,9 @@ from belljar.batch.job.terms import Job, Surroundings
 from belljar.cli import main
 from belljar.errors import HostError
 from belljar.findings import Finding, Grade
+from belljar.host.devices.binding import Bindings
+from belljar.host.devices.pci import REQUIRED, DeviceClass
 from belljar.host.locks import try_lock
-from belljar.host.pci import REQUIRED, DeviceClass
-from belljar.host.vfio import Bindings
 from belljar.jobs import devices, reap, wrap
 from belljar.jobs.batch import hooks
 from belljar.jobs.devices import findings, of_job, rows

@@ -9,7 +9,7 @@ import pytest
 
 from belljar.errors import BadOption, BadSetting
 from belljar.jobs.shares import of_site, share
-from belljar.model import Share, ShareKind
+from belljar.model import Share
 
 
 @pytest.mark.parametrize("text", ["nfs://server/home:/home:rw", "NFS://server/home", "nfs://a\x1b[2J:/home"])
@@ -29,14 +29,14 @@ def test_an_export_is_refused_and_the_page_is_named(text: str) -> None:
     ],
 )
 def test_the_forms_of_a_folder_by_virtiofs(text: str, source: str, target: str, readonly: bool) -> None:
-    assert share(text) == Share(source, target, readonly, ShareKind.VIRTIOFS)
+    assert share(text) == Share(source, target, readonly, "virtiofs")
 
 
 def test_a_folder_that_is_named_virtiofs_can_still_be_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     here = os.path.realpath(tmp_path)
-    assert share("./virtiofs:/in") == Share(f"{here}/virtiofs", "/in", True, ShareKind.NINEP)
-    assert share("virtiofs") == Share(f"{here}/virtiofs", f"{tmp_path}/virtiofs", True, ShareKind.NINEP)
+    assert share("./virtiofs:/in") == Share(f"{here}/virtiofs", "/in", True, "")
+    assert share("virtiofs") == Share(f"{here}/virtiofs", f"{tmp_path}/virtiofs", True, "")
 
 
 @pytest.mark.parametrize(
@@ -57,14 +57,14 @@ def test_a_folder_by_virtiofs_that_cannot_be_meant_is_refused(text: str, says: s
 
 def test_a_site_may_share_by_virtiofs(tmp_path: Path) -> None:
     found = of_site((f"virtiofs:{tmp_path}:/there:rw", f"virtiofs:{tmp_path}/gone:/gone"))
-    assert [(one.target, one.kind, one.readonly) for one in found] == [("/there", ShareKind.VIRTIOFS, False)]
+    assert [(one.target, one.kind, one.readonly) for one in found] == [("/there", "virtiofs", False)]
 
 
 def test_a_sites_missing_folders_are_left_out(tmp_path: Path) -> None:
     left_out: list[str] = []
     folders = of_site((f"{tmp_path}:/there", f"{tmp_path}/gone:/gone"), left_out.append)
     assert left_out == [f"{tmp_path}/gone"]
-    assert [(folder.target, folder.kind) for folder in folders] == [("/there", ShareKind.NINEP)]
+    assert [(folder.target, folder.kind) for folder in folders] == [("/there", "")]
 
 
 def test_a_sites_mistakes_name_the_setting() -> None:

@@ -34,7 +34,7 @@ def drivers_at(ports: list[str], patience: float, bus: str = PCI_BUS) -> list[by
             raise OSError(errno.ENXIO, "no driver yet")
 
     try:
-        awaited(look, (errno.ENXIO,), patience)
+        awaited(look, patience)
     except OSError:
         pass  # what is missing is told
     return [word.encode() for pair in seen for word in pair]

@@ -25,7 +25,7 @@ from belljar.agent.guest.growth import (
 )
 from belljar.agent.guest.mounts import Mounts, checked_target, mount_packed
 from belljar.agent.guest.network import SSH, configure_card, host_keys_since, leave_network, renew_host_keys
-from belljar.agent.guest.system import Refused, libc, load_filesystems, now, read_file, say, write_file, write_quietly
+from belljar.agent.guest.system import Refused, libc, load_filesystem, now, read_file, say, write_file, write_quietly
 from belljar.agent.wire import MIB, Patience, Words
 
 LongCall = tuple[int, Callable[[], bytes | None]]  # seconds for it, and what may block
@@ -327,7 +327,8 @@ class Guest(Mounts):
         find_room()
         self._keep_places()
         os.spawnv(os.P_WAIT, "/bin/sh", ["sh", "-c", "true; env true; exit 0"])
-        load_filesystems("squashfs", "overlay")
+        load_filesystem("squashfs")
+        load_filesystem("overlay")
         # The kernel takes new memory into use by itself, for anything: what never goes again need not be movable.
         write_quietly(TAKES_BLOCKS, b"online")
         self.blocks = len(blocks())

@@ -11,20 +11,16 @@ from _collections_abc import Callable
 
 from belljar.agent.guest.accounts import Account
 from belljar.agent.guest.network import RESCAN
-from belljar.agent.guest.system import Refused, kernel_events, libc, load_filesystems, read_file, shown, write_quietly
+from belljar.agent.guest.system import Refused, kernel_events, libc, load_filesystem, read_file, shown, write_quietly
 from belljar.agent.transfer.tar import ROOT
 from belljar.agent.wire import Words, join
 
 PACKED, UPPER = b"/run/belljar/packed/", b"/var/lib/belljar/packed/"
 # The newest kernel's way first; the last one is every kernel's.
 OVERLAY_OPTIONS = (b",redirect_dir=on,xino=auto,volatile", b",redirect_dir=on", b"")
-# Options; errors of a device whose driver is still being loaded, or whose tag the kernel does not know yet; seconds for it.
-# cache=mmap: what the host changes is seen at once, and shared mappings work.
-SHARES = {
-    b"9p": (b"trans=virtio,version=9p2000.L,msize=512000,cache=mmap,access=client", (errno.ENOENT, errno.EBUSY), 5.0),
-    b"virtiofs": (b"", (errno.EINVAL,), 15.0),
-}
-DISK_PATIENCE = 10.0  # seconds for a disk that the bus shows, until its driver is loaded
+PATIENCE = 15.0  # seconds for a device that the bus shows, until its driver is loaded
+# Of a device without its driver yet, a tag that is not known yet, a disk that is not there yet.
+MISSING = (errno.ENOENT, errno.EBUSY, errno.EINVAL, errno.ENXIO)
 
 
 class Mounts:
@@ -37,14 +33,13 @@ class Mounts:
 
     def mount(self, words: Words) -> None:
         """Mount a folder of the host's. A clone's device may have been plugged in while its guest stood still."""
-        kind = checked_kind(words.next())
-        options, missing, patience = SHARES[kind]
-        tag, target, how = words.next(), checked_target(words.next()), words.next()
+        kind, tag, target, how = words.next(), words.next(), checked_target(words.next()), words.next()
+        options, modules = words.next(), words.text().split()
         flags = libc.MS_NOSUID | libc.MS_NODEV | (0 if how == b"rw" else libc.MS_RDONLY)
         try:
             os.makedirs(target, exist_ok=True)
-            load_filesystems(kind.decode("ascii"))
-            awaited(lambda: libc.mount(tag, target, kind, flags, options), missing, patience)
+            load_filesystem(kind.decode("ascii"), *modules)
+            awaited(lambda: libc.mount(tag, target, kind, flags, options))
         except OSError as exc:
             if exc.errno == errno.ENODEV:
                 raise Refused("no-filesystem", f"the guest's kernel has no {shown(kind)} file system") from exc
@@ -53,7 +48,7 @@ class Mounts:
 
     def prepare_for(self, words: Words) -> None:
         """Before a template is saved: what its clones would otherwise each load anew."""
-        load_filesystems(checked_kind(words.next()).decode("ascii"))
+        load_filesystem(words.text(), *words.text().split())
 
     def find_disks(self, words: Words) -> bytes:
         """The devices of the disks with these serials."""
@@ -65,7 +60,7 @@ class Mounts:
         account = Account(words)
         try:
             os.makedirs(target, exist_ok=True)
-            load_filesystems("ext4")
+            load_filesystem("ext4")
             flags = libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOATIME
             libc.mount(device, target, b"ext4", flags, b"noinit_itable,errors=remount-ro")
             self.mounts.append(target)
@@ -86,8 +81,8 @@ class Mounts:
         os.sync()
 
 
-def awaited(attempt: Callable[[], None], missing: tuple[int, ...], patience: float) -> None:
-    """Attempt it. Where it fails by one of the *missing* errors a driver or a device is still to come: the kernel is told to
+def awaited(attempt: Callable[[], None], patience: float = PATIENCE) -> None:
+    """Attempt it. Where it fails by one of the MISSING errors a driver or a device is still to come: the kernel is told to
     look at the bus anew, then each of its events is waited for, and it is tried again. Raises OSError."""
     events, deadline = None, time.monotonic() + patience
     try:
@@ -96,7 +91,7 @@ def awaited(attempt: Callable[[], None], missing: tuple[int, ...], patience: flo
                 return attempt()
             except OSError as exc:
                 left = deadline - time.monotonic()
-                if exc.errno not in missing or left <= 0:
+                if exc.errno not in MISSING or left <= 0:
                     raise
             if events is None:
                 events = kernel_events()  # listen first, then look once more
@@ -123,16 +118,10 @@ def devices_of(serials: list[bytes]) -> list[bytes]:
             raise OSError(errno.ENXIO, ", ".join(missing))
 
     try:
-        awaited(look, (errno.ENXIO,), DISK_PATIENCE)
+        awaited(look)
     except OSError as exc:
         raise Refused("no-disk", f"the guest's kernel does not find the disk {exc.strerror}") from exc
     return [b"/dev/" + names[serial] for serial in serials]
-
-
-def checked_kind(kind: bytes) -> bytes:
-    if kind not in SHARES:
-        raise Refused("bad-call", f"no share is of the kind {shown(kind)}")
-    return kind
 
 
 def checked_target(target: bytes) -> bytes:
@@ -151,7 +140,8 @@ def mount_packed(name: bytes, device: bytes, target: bytes, account: Account) ->
     """In a child: the disk's folder over what is at *target*; changes go to the guest's own disk. Raises Refused."""
     base, upper = PACKED + name, UPPER + name
     try:
-        load_filesystems("squashfs", "overlay")
+        load_filesystem("squashfs")
+        load_filesystem("overlay")
         for folder in (base + b"/disk", base + b"/below", upper + b"/changes", upper + b"/work"):
             os.makedirs(folder, mode=0o711)
         libc.mount(device, base + b"/disk", b"squashfs", libc.MS_RDONLY | libc.MS_NODEV, b"")

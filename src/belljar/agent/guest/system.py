@@ -109,12 +109,12 @@ def has_filesystem(name: str) -> bool:
     return b"\t%s\n" % name.encode() in read_file("/proc/filesystems")
 
 
-def load_filesystems(*names: str) -> None:
-    """As the kernel would by itself, where it is told how. What it does not have is not a mistake yet."""
-    missing = [name for name in names if not has_filesystem(name)]
-    program = next(filter(os.path.exists, MODPROBES), "")
-    for name in missing if program else ():
-        os.spawnv(os.P_WAIT, program, ["modprobe", "-q", name])
+def load_filesystem(name: str, *modules: str) -> None:
+    """With the modules that this takes, as the kernel would by itself, where it is told how. What it does not have is not a
+    mistake yet."""
+    program = "" if has_filesystem(name) else next(filter(os.path.exists, MODPROBES), "")
+    for module in modules or (name,) if program else ():
+        os.spawnv(os.P_WAIT, program, ["modprobe", "-q", module])
 
 
 def kernel_events() -> _socket.socket:

@@ -75,7 +75,7 @@ class Exchange:
             except OSError as exc:
                 if exc.errno != errno.EINVAL or not is_direct:
                     raise
-                is_direct = set_direct(file, False) and False  # a file system without O_DIRECT: 9p, say
+                is_direct = set_direct(file, False) and False  # a file system without O_DIRECT: a shared folder's, say
 
 
 def has_large(path: bytes) -> bool:

@@ -9,7 +9,6 @@ from belljar.cli.parser import Args, Verb, acts
 from belljar.cli.render import show, show_findings
 from belljar.errors import BadOption, NotPermitted
 from belljar.host.privileges import user_of
-from belljar.host.vfio import Bindings
 from belljar.jobs import devices
 
 
@@ -24,20 +23,21 @@ def check(args: Args, runtime: Runtime) -> int:
 
 def bind(args: Args, runtime: Runtime) -> None:
     user = user_of(args.user)
-    _bindings(runtime).bind(args.addresses, (user.uid, user.gid), args.job, runtime.devices)
+    check_root()
+    devices.bindings(runtime).bind(args.addresses, (user.uid, user.gid), args.job, runtime.devices)
 
 
 def release(args: Args, runtime: Runtime) -> None:
     if bool(args.addresses) == bool(args.job):
         raise BadOption("name the devices, or give --job")
-    for address in _bindings(runtime).release(args.addresses, args.job):
+    check_root()
+    for address in devices.bindings(runtime).release(args.addresses, args.job):
         print(address)
 
 
-def _bindings(runtime: Runtime) -> Bindings:
+def check_root() -> None:
     if os.geteuid() != 0:
         raise NotPermitted("devices are bound and released by root", hint="Run this as root, or ask the site.")
-    return devices.bindings(runtime)
 
 
 ROWS = """

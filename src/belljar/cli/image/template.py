@@ -13,12 +13,13 @@ from belljar.cli.render import as_json, duration, show
 from belljar.errors import TemplateError
 from belljar.host.caller import caller
 from belljar.hypervisor import Template
+from belljar.hypervisor.devices import share_kind, share_names
 from belljar.jobs import size
 from belljar.jobs.attend import build_template
 from belljar.jobs.shares import check_number
 from belljar.jobs.starting import make_request
 from belljar.machine.extras import caches
-from belljar.model import Payload, RunPayload, Share, ShareKind
+from belljar.model import Payload, RunPayload, Share
 
 
 def list_(args: Args, runtime: Runtime) -> None:
@@ -53,8 +54,8 @@ def remove(args: Args, runtime: Runtime) -> None:
 
 def build(args: Args, runtime: Runtime) -> None:
     shares = [Share("/", f"/share{number}") for number in range(args.shares)]
-    shares += [Share("/", f"/folder{number}", kind=ShareKind.VIRTIOFS) for number in range(args.virtiofs)]
-    check_number("--shares and --virtiofs", len(shares))
+    shares += [Share("/", f"/{it}{number}", kind=it) for it in KINDS for number in range(getattr(args, it))]
+    check_number("all shares", len(shares))
     for option, value in (("--cpus", args.cpus), ("--memory", args.memory)):
         above_zero(option, value)
     request = make_request(
@@ -103,6 +104,8 @@ def remove_caches(args: Args, runtime: Runtime) -> None:
 
 
 KEY = "KEY * @keys | a template's key, or the beginning of one"
+KINDS = [name for name in share_names() if not share_kind(name).is_usual]
+KIND_OPTIONS = "\n".join(f"--{kind} N =0 | how many `--share {kind}:...` its machines can have" for kind in KINDS)
 TEMPLATES = f"""
 # list +format | list your templates; JSON has everything that each was made from
 # verify +format | check that templates are unchanged; exits 1 if one is not
@@ -118,7 +121,7 @@ TEMPLATES = f"""
 --network {{NetworkMode}} | the network of its machines
 --context {{Context}} | how belljar's agent gets into the guest
 --shares N =0 | how many shared folders its machines can have
---virtiofs N =0 | how many `--share virtiofs:...` its machines can have
+{KIND_OPTIONS}
 --exact | only for machines of exactly this size, which start quicker
 """
 CACHES = """

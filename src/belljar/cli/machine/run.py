@@ -155,8 +155,7 @@ $ belljar run [options] --ready SIGN
 --secret NAME=SOURCE,host=HOST * | $NAME is a placeholder in the guest; what it sends to HOST by HTTPS has the value, of SOURCE:
 | env:VAR or file:PATH
 --device pci:ADDRESS|CLASS:COUNT * @devices | a PCI device of the host for itself, or so many of a class (`belljar device list`)
---share SRC[:DST][:ro|rw] * | a folder of the host (default: read-only, same path); virtiofs:SRC...: by virtiofs
-| instead of 9p
+--share [KIND:]SRC[:DST][:ro|rw] * | a folder of the host (default: read-only, same path); kinds: docs/jobs/data.md
 --start {Start} | clone: a copy of a booted guest; cold: boot; auto: clone if possible
 --pin {Pin} | cpus: each virtual processor on one of the host's, or nothing starts; auto: where a batch job
 | has its own

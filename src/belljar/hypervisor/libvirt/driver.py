@@ -10,18 +10,19 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.errors import BelljarError, DomainDied, LibvirtRefused, TemplateError, UsageError
+from belljar.errors import BelljarError, DomainDied, LibvirtRefused, TemplateError
 from belljar.host.processes import owner
 from belljar.hypervisor import NO_TRACES, DomainSpec, LibvirtSettings, Settings, Template, Templates, Traces
+from belljar.hypervisor.libvirt import Ends
 from belljar.hypervisor.libvirt.connection import Connection, read_driver
 from belljar.hypervisor.libvirt.domain import LibvirtDomain, append, remove_locks
-from belljar.hypervisor.libvirt.xml import LACKS, NAME, Ends, domain_xml
+from belljar.hypervisor.libvirt.xml import NAME, domain_xml
 from belljar.hypervisor.qemu import abilities
 from belljar.hypervisor.qemu.driver import uses_uefi
 from belljar.hypervisor.qemu.host import QemuHost
 from belljar.hypervisor.qemu.process.complaints import explain, last_line
 from belljar.hypervisor.qemu.process.launch import Wiring
-from belljar.model import QEMU_LOG, MachineId, NetworkMode
+from belljar.model import QEMU_LOG, MachineId
 
 COLD = "machines by libvirt are always booted cold"
 
@@ -44,31 +45,11 @@ class LibvirtHypervisor(QemuHost):
     # -- starting ----------------------------------------------------------------------------------------------------
 
     def check(self, spec: DomainSpec) -> None:
-        if spec.warm:
-            raise UsageError(
-                "a folder shared by virtiofs: not with machines by libvirt",
-                hint="Share the folder without `virtiofs:`; docs/batch/libvirt.md tells what machines by libvirt do not have.",
-            )
-        if spec.pages:
-            raise UsageError(
-                "--pages 2M, 1G: not with machines by libvirt", hint="Ask for `--pages thp`, or `default`."
-            )
-        if spec.devices:
-            raise UsageError(
-                "--device: not with machines by libvirt", hint='Let the site set `machine.hypervisor = "qemu"`.'
-            )
-        if spec.nic is not None and spec.nic.mode is not NetworkMode.USER:
-            raise UsageError(
-                f"--network {spec.nic.mode.value}: by libvirt there is `none` and an open `user`", hint=LACKS
-            )
-        if spec.nic is not None and spec.nic.egress is not None:
-            hint = 'Ask for no network, or let the site set `network.egress = "open"` and `context.metadata = "off"`.'
-            raise UsageError("a user network with a guard or a metadata service: libvirt has no guard", hint=hint)
+        domain_xml(spec, Ends((spec.disk,), ((),) * len(spec.disks)))
 
     async def launch(self, spec: DomainSpec, template: Template | None) -> LibvirtDomain:
         if template is not None:
             raise TemplateError(COLD)
-        self.check(spec)
         document, log = domain_xml(spec, self._ends(spec)), spec.folder / QEMU_LOG
         connection = Connection(spec.id, self._libvirt, log)
         create = f"domain {NAME}{spec.id}"

@@ -25,7 +25,7 @@ TRIED = ((7, 2), (10, 0), (11, 1))  # what the tests clone with; others may do a
 QUESTION_TIMEOUT = 30.0
 DEVICES = (
     "virtio-blk-pci-non-transitional", "virtio-serial-pci-non-transitional", "virtio-rng-pci-non-transitional",
-    "virtio-net-pci-non-transitional", "virtio-9p-pci-non-transitional", "vmgenid", "pvpanic-pci", "pc-dimm",
+    "virtio-net-pci-non-transitional", "vmgenid", "pvpanic-pci", "pc-dimm",
 )  # fmt: skip
 NEEDED = DEVICES[:3]
 FILE_MIGRATION, READONLY_RAM, FEW_THREADS, PLUGGED_CPUS, MONITOR_OBJECT = FEATURES = (

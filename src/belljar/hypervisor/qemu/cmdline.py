@@ -7,45 +7,27 @@ https://www.qemu.org/docs/master/system/invocation.html
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 from belljar.hints import Any
-from belljar.hypervisor import (
-    Accelerator,
-    Boot,
-    DomainSpec,
-    Frame,
-    Layout,
-    Nic,
-    Node,
-    SharedFolder,
-    device_port,
-    guest_uuid,
-)
+from belljar.hypervisor import Accelerator, Boot, DomainSpec, Frame, Layout, Node, guest_uuid
+from belljar.hypervisor.devices import kinds_of, served, share_kinds
+from belljar.hypervisor.devices.disk import compact
 from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, MONITOR_OBJECT, READONLY_RAM, Abilities
 from belljar.hypervisor.qemu.process.launch import Launch, reopened
-from belljar.model import MIB, MachineId, NetworkMode, ShareKind
+from belljar.model import MIB, MachineId
 from belljar.records import replace
 
 TRANSLATIONS = 64  # MiB of TCG's buffer
 PORT_NAME = "org.belljar.agent"
 MARK = "guest=belljar-"
-UPLINK = "uplink"  # what a warm image is prepared with
 
 # Nothing of these is of use to a batch job, and each costs time at start.
 MACHINE = "q35,usb=off,smbus=off,sata=off,vmport=off,hpet=off,mem-merge=off,dump-guest-core=off"
-# Devices that a template never has sit at the far end of the bus, eight in a slot, so that all others keep their places.
-LAST_SLOT = 0x1E  # the one behind it is the board's own
-FUNCTIONS = 8
 SLOTS = 8  # for memory that is plugged in
 TIMES = 8  # so many times what is there can one piece of memory be: its bookkeeping then takes an eighth of that
-CARD_SLOT = LAST_SLOT - 4  # of a card that its template did not have; further disks do not come so far down
-WINDOWS = ("mem-reserve", "pref64-reserve")  # of a port: firmware keeps 2 MiB by itself
-WRITTEN: dict[str, Any] = {"cache": {"no-flush": True}}  # what a machine writes is gone with it: no flush is needed
-READ: dict[str, Any] = {"read-only": True}
 NO_WRITES: dict[str, Any] = {"readonly": True, "rom": "off"}
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
@@ -67,12 +49,7 @@ def command_line(launch: Launch, abilities: Abilities, cpu: str) -> list[str]:
         *notifiers(abilities),
         *entropy(),
         *agent_port(launch.channel),
-        *disk(launch),
-        *(network_card(spec.nic, launch) if spec.nic else []),
-        *shared_folders(launch),
-        *host_devices(launch),
-        *(seed_disc(launch.seed) if spec.seed else []),
-        *further_disks(launch),
+        *(word for kind in kinds_of(spec) for word in kind.words(launch)),
         *(device_state(launch, abilities) if launch.incoming >= 0 else []),
     ]
 
@@ -94,7 +71,7 @@ def nobodys(spec: DomainSpec) -> DomainSpec:
     """The machine without a name, and without a place on any host."""
     return replace(
         spec, id="", nic=replace(spec.nic, mac="", egress=None, fd=-1) if spec.nic else None,
-        shares=tuple(replace(share, source="", readonly=False) for share in spec.shares),
+        shares=tuple(replace(share, source="", target="", readonly=False) for share in spec.shares),
         devices=tuple(replace(device, address="") for device in spec.devices),
     )  # fmt: skip
 
@@ -157,7 +134,7 @@ def memory_backend(launch: Launch, abilities: Abilities, name: str, size: int, f
 
 def laid_out(spec: DomainSpec, name: str, size: int) -> dict[str, Any]:
     """QEMU's own memory. All the reserved pages that it consists of are promised to it by the kernel when it maps them."""
-    if not (spec.pages or spec.served):
+    if not (spec.pages or served(spec)):
         return {"qom-type": "memory-backend-ram", "id": name, "size": size}
     backend = {"qom-type": "memory-backend-memfd", "id": name, "size": size, "share": True}
     return backend | ({"hugetlb": True, "hugetlbsize": spec.pages} if spec.pages else {})
@@ -264,141 +241,10 @@ def agent_port(fd: int) -> list[str]:
     ]
 
 
-def node(name: str, format: str, fd: int, trait: dict[str, Any], **more: Any) -> list[str]:
-    """A file that QEMU inherits, as the block node *name*. A descriptor's number is that of its file set, too."""
-    file = {"driver": "file", "filename": f"/dev/fdset/{fd}", "node-name": f"{name}-file"} | trait
-    whole = {"driver": format, "node-name": name, "file": f"{name}-file"} | more | trait
-    return ["-add-fd", f"fd={fd},set={fd}", "-blockdev", compact(file), "-blockdev", compact(whole)]
-
-
-def chain(name: str, fds: tuple[int, ...], trait: dict[str, Any]) -> list[str]:
-    """A qcow2 disk, the overlay first, as the nodes *name*0 and so on; what it stands on is only read."""
-    words: list[str] = []
-    for level in reversed(range(len(fds))):
-        backing = f"{name}{level + 1}" if level + 1 < len(fds) else None
-        words += node(f"{name}{level}", "qcow2", fds[level], READ if level else trait, backing=backing)
-    return words
-
-
-def disk(launch: Launch) -> list[str]:
-    """The overlay on its base. A template's is synced when it is saved. A full host disk stops the guest. A guest that only becomes a
-    template reads none."""
-    boot, size = launch.spec.boot, launch.spec.disk_size
-    nothing = ["-blockdev", compact({"driver": "null-co", "node-name": "disk0", "size": size})]
-    words = chain("disk", launch.layers, WRITTEN) or nothing
-    if boot.is_disc:  # on a controller that every firmware boots from, and guests with nothing there need no driver for
-        return [*words, "-device", "ich9-ahci,id=discs", "-device", "ide-cd,bus=discs.0,drive=disk0,bootindex=1"]
-    order = "" if boot.kernel else ",bootindex=1"
-    return [*words, "-device", f"virtio-blk-pci-non-transitional,drive=disk0,werror=enospc,rerror=report{order}"]
-
-
-def seed_disc(fd: int) -> list[str]:
-    """A read-only disc that every guest has a driver for, because its own disk needs the same one."""
-    words = node("seed", "raw", fd, READ)
-    return [*words, "-device", "virtio-blk-pci-non-transitional,drive=seed,serial=seed"]
-
-
-def further_disks(launch: Launch) -> list[str]:
-    """Disks of one machine alone, each an inherited descriptor, known to the guest by its serial."""
-    words: list[str] = []
-    for number, (disk, fds) in enumerate(zip(launch.spec.disks, launch.disks, strict=True)):
-        name, trait = f"x-{disk.name}-", READ if disk.readonly else {**WRITTEN, "discard": "unmap"}
-        words += chain(name, fds, trait) if disk.format == "qcow2" else node(f"{name}0", disk.format, fds[0], trait)
-        device = f"virtio-blk-pci-non-transitional,drive={name}0,serial={disk.name},werror=enospc,rerror=report"
-        words += ["-device", f"{device},{place_at_the_end(number)}"]
-    return words
-
-
-def place_at_the_end(number: int) -> str:
-    """The bus address of the n-th device that a template does not have."""
-    slot, function = LAST_SLOT - number // FUNCTIONS, number % FUNCTIONS
-    return f"addr={slot:#x}.{function:#x}" + (",multifunction=on" if function == 0 else "")
-
-
-def network_card(nic: Nic, launch: Launch) -> list[str]:
-    """The card is the same whatever it is plugged into. One that its template does not have is in a slot at the end."""
-    place = f",addr={CARD_SLOT:#x}" if launch.spec.of_template.nic is None else ""
-    backend = ["-netdev", network_backend(nic, launch.network, is_draft=launch.is_draft)]
-    return [
-        *(uplink() if launch.has_uplink else backend),
-        *("-device", f"virtio-net-pci-non-transitional,netdev=net,mac={nic.mac},romfile={place}"),
-    ]
-
-
-def network_backend(nic: Nic, line: int, *, is_draft: bool = False) -> str:
-    """QEMU's own user network, a tap, a socket that carries frames, or, without a *line*, a hub with nobody else."""
-    if not nic.has_line:
-        return "user,id=net,ipv6=off" + (",restrict=on" if is_draft else "")
-    if line < 0:
-        return "hubport,id=net,hubid=0"
-    kind = "tap,id=net,vhost=off" if nic.mode is NetworkMode.BRIDGE else "socket,id=net"
-    return f"{kind},fd={line}"
-
-
-def uplink() -> list[str]:
-    """A user network that can be taken away from its card, by a hub between them: QEMU 10 keeps what a card is plugged into until the
-    card goes, too."""
-    backends = ("hubport,id=net,hubid=0", f"user,id={UPLINK},ipv6=off", f"hubport,id=wire,hubid=0,netdev={UPLINK}")
-    return [word for backend in backends for word in ("-netdev", backend)]
-
-
-def shared_folders(launch: Launch) -> list[str]:
-    """Those by 9p are hardware that every clone has. The device of one that a process beside QEMU serves takes part in no migration:
-    the hardware is a port that is free, and a clone's device is plugged into it when the device state is loaded."""
-    words = [word for share in launch.spec.shares if share.kind is ShareKind.NINEP for word in by_9p(share)]
-    for number, _ in enumerate(launch.spec.served):
-        words += ["-device", f"pcie-root-port,id=port{number},chassis={number + 1},io-reserve=0"]
-    devices = served_devices(launch.spec) if launch.folders else []  # nobody serves a template's
-    for number, (device, fd) in enumerate(zip(devices, launch.folders, strict=True)):
-        words += ["-chardev", f"socket,id=folder{number},fd={fd}"]
-        if launch.incoming < 0:
-            words += ["-device", ",".join((str(device.pop("driver")), *(f"{key}={it}" for key, it in device.items())))]
-    return words
-
-
-def served_devices(spec: DomainSpec) -> list[dict[str, Any]]:
-    """Those folders, as QMP's `device_add` takes them."""
-    return [
-        {"driver": "vhost-user-fs-pci", "tag": share.tag, "queue-size": 1024, "chardev": f"folder{number}", "bus": f"port{number}"}
-        for number, share in enumerate(spec.served)
-    ]  # fmt: skip
-
-
-def host_devices(launch: Launch) -> list[str]:
-    """A port for each, which a template has free; a clone's device is plugged into it when the device state is loaded. Windows of a
-    bus are powers of two."""
-    words: list[str] = []
-    for number, device in enumerate(launch.spec.devices):
-        place = device_port(number).removeprefix("0000:00:") + (",multifunction=on" if number % FUNCTIONS == 0 else "")
-        sizes = zip(WINDOWS, device.windows, strict=True)
-        kept = "".join(f",{name}={1 << (size - 1).bit_length()}" for name, size in sizes if size > MIB)
-        words += ["-device", f"pcie-root-port,id=given{number},chassis={number + 64},io-reserve=0{kept},addr={place}"]
-    for given in vfio_devices(launch.spec) if launch.incoming < 0 and not launch.is_draft else ():
-        words += ["-device", ",".join((given.pop("driver"), *(f"{key}={value}" for key, value in given.items())))]
-    return words
-
-
-def vfio_devices(spec: DomainSpec) -> list[dict[str, str]]:
-    """Those devices, as QMP's `device_add` takes them. A mediated one has a UUID."""
-    mediated, bus = "/sys/bus/mdev/devices/", "given{}".format
-    places = [{"host": it.address} if ":" in it.address else {"sysfsdev": mediated + it.address} for it in spec.devices]
-    return [{"driver": "vfio-pci", **place, "id": f"host{n}", "bus": bus(n)} for n, place in enumerate(places)]
-
-
-def by_9p(share: SharedFolder) -> list[str]:
-    """`none`: files the guest makes are QEMU's user's."""
-    path = share.source.replace(",", ",,")
-    export = f"local,id={share.tag},path={path},security_model=none,multidevs=remap"
-    return [
-        *("-fsdev", export + (",readonly=on" if share.readonly else "")),
-        *("-device", f"virtio-9p-pci-non-transitional,fsdev={share.tag},mount_tag={share.tag}"),
-    ]
-
-
 def capabilities(spec: DomainSpec) -> tuple[str, ...]:
-    """Root stays root only for root's own shares by 9p, with what that needs to act for any user of the guest."""
-    serves_root = spec.owner[0] == 0 and len(spec.shares) > len(spec.served)
-    return ("chown", "dac_override", "dac_read_search", "fowner", "fsetid") if serves_root else ()
+    """Root stays root only for root's own shares, with what their kinds need."""
+    kinds = share_kinds(spec) if spec.owner[0] == 0 else ()
+    return tuple(name for kind in kinds for name in kind.capabilities)
 
 
 def tiny_guest(abilities: Abilities, cpu: str, append: str, *, kernel: str, initrd: str) -> list[str]:
@@ -409,7 +255,3 @@ def tiny_guest(abilities: Abilities, cpu: str, append: str, *, kernel: str, init
     if not kernel:
         return [*words, "-M", f"{MACHINE},graphics=off"]
     return [*words, "-M", MACHINE, "-kernel", kernel, *(["-initrd", initrd] if initrd else []), "-append", append]
-
-
-def compact(value: dict[str, Any]) -> str:
-    return json.dumps(value, separators=(",", ":"))

@@ -22,7 +22,7 @@ from belljar.model import QEMU_LOG
 
 if TYPE_CHECKING:
     from belljar.host.guard.traffic import Call, Refusal, Traffic
-    from belljar.hypervisor.qemu.virtiofs import FolderServer
+    from belljar.hypervisor.devices import Server
 
 Command = tuple[str, dict[str, Any]]
 Switch = Callable[[], Awaitable[None]]
@@ -82,10 +82,10 @@ class QemuDomain:
     """Implements `Domain`. `doing` says what it was last asked to do, for the message when it dies of it."""
 
     def __init__(
-        self, launch: Launch, argv: Sequence[str], fds: Sequence[int], lines: Lines, servers: Sequence[FolderServer],
+        self, launch: Launch, argv: Sequence[str], fds: Sequence[int], lines: Lines, servers: Sequence[Server],
         *, timeout: float,
     ) -> None:  # fmt: skip
-        """*servers*, of its folders by virtiofs, end with it; until it is made they are the caller's."""
+        """*servers*, of its shared folders, end with it; until it is made they are the caller's."""
         self._servers = servers
         self.channel, self.console = lines.ours["channel"], lines.ours["console"]
         # The channel stays up when its user closes it, so a template is saved with its port open: a clone's agent
@@ -151,7 +151,7 @@ class QemuDomain:
                     raise QmpTimeout(f"QEMU has not finished its migration within {self._timeout:g} s") from exc
 
     async def pin(self, cpus: Sequence[int]) -> dict[str, int]:
-        from belljar.host.topology import pin
+        from belljar.host.devices.topology import pin
 
         told = sorted(await self.call("query-cpus-fast"), key=lambda cpu: int(cpu["cpu-index"]))
         return pin([cpu["thread-id"] for cpu in told], cpus)
@@ -170,10 +170,7 @@ class QemuDomain:
             await asyncio.wait({self._over}, timeout=LAST_RESORT)
         if not self._over.done():
             raise DomainDied(f"QEMU (pid {self.pid}) outlives SIGKILL: it hangs in the host's kernel")
-        if self._servers:
-            from belljar.hypervisor.qemu.virtiofs import end
-
-            await end(self._servers, grace=LAST_WORDS)
+        await end(self._servers, grace=LAST_WORDS)
         return self._over.result()
 
     def kill(self) -> None:
@@ -308,11 +305,11 @@ class QemuDomain:
         words = (self._child.last_words().splitlines() or [ended(status)])[-1][:300]
         self._history.tell(DomainEvent(EventKind.EXITED, words, status, self._death()))
 
-    def _share_ended(self, server: FolderServer, _: object) -> None:
+    def _share_ended(self, server: Server, _: object) -> None:
         """It ends by itself when QEMU does, and may be seen to do so first."""
         self._loop.call_later(LAST_WORDS, self._tell_of_loss, server)
 
-    def _tell_of_loss(self, server: FolderServer) -> None:
+    def _tell_of_loss(self, server: Server) -> None:
         if not self._over.done() and self._doing != "stopping":
             loss = server.loss()
             self._history.tell(DomainEvent(EventKind.SHARE_LOST, loss.message, why=loss))
@@ -323,6 +320,15 @@ class QemuDomain:
         from belljar.hypervisor.qemu.process.complaints import explain
 
         return explain(self._child.last_words(), self._child.status, self._doing)
+
+
+async def end(servers: Sequence[Server], *, grace: float = 0.0) -> None:
+    """Kill them, and wait until they are gone. In the *grace* they end by themselves: their line is closed."""
+    for seconds in (grace, LAST_RESORT):
+        if seconds and servers:
+            await asyncio.wait({server.over for server in servers}, timeout=seconds)
+        for server in servers:
+            server.kill()
 
 
 def translate(name: str, details: dict[str, Any]) -> DomainEvent | None:

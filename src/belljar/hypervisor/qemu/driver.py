@@ -13,8 +13,9 @@ from belljar.errors import TemplateError
 from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.threads import in_thread, wholly_in_thread
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, Frame, Settings, Template, Templates
+from belljar.hypervisor.devices import served, share_kind, share_kinds
 from belljar.hypervisor.qemu import abilities, cmdline
-from belljar.hypervisor.qemu.domain import Lines, QemuDomain
+from belljar.hypervisor.qemu.domain import Lines, QemuDomain, end
 from belljar.hypervisor.qemu.host import TEMPLATES, QemuHost
 from belljar.hypervisor.qemu.process import launch as process
 from belljar.hypervisor.qemu.process.launch import Launch, Wiring
@@ -23,7 +24,7 @@ from belljar.model import Firmware
 from belljar.records import replace
 
 if TYPE_CHECKING:
-    from belljar.hypervisor.qemu.virtiofs import FolderServer
+    from belljar.hypervisor.devices import Server
 
 
 class QemuHypervisor(QemuHost):
@@ -42,25 +43,22 @@ class QemuHypervisor(QemuHost):
     # -- starting ----------------------------------------------------------------------------------------------------
 
     def check(self, spec: DomainSpec) -> None:
-        if spec.warm:
-            from belljar.hypervisor.qemu.virtiofs import find
-
-            find(self._settings.virtiofsd)
+        for kind in share_kinds(spec):
+            kind.check(self._settings)
 
     async def launch(self, spec: DomainSpec, template: Template | None) -> QemuDomain:
         with Wiring(spec.owner) as wires:
             launch = process.prepare(spec, template, wires)
-            servers: Sequence[FolderServer] = ()
-            if spec.served:
+            servers: Sequence[Server] = ()
+            if served(spec):
                 from belljar.hypervisor.qemu.template.making import make_memory
-                from belljar.hypervisor.qemu.virtiofs import end, path_of, serve
 
                 # What serves folders beside QEMU reads and writes the guest's memory, so all of it is shared with that: it is the
                 # machine's own, and a clone's is a copy of its template's.
                 memory, source = spec.of_template.memory, Path(process.reopened(launch.ram)) if template else None
                 if not (spec.layout or spec.pages):  # else it makes it itself
                     launch.ram = wires.take(await in_thread(lambda: make_memory(memory, source), undo=os.close))
-                servers = await serve(spec, path_of(self._settings.virtiofsd))
+                servers = await serve(spec, self._settings)
                 launch.folders = tuple(server.line.fileno() for server in servers)
             try:
                 return self._run(launch, wires, servers)
@@ -81,7 +79,7 @@ class QemuHypervisor(QemuHost):
         with Wiring(spec.owner) as wires:
             return self._run(process.prepare_draft(spec.of_template, self.template_draft(spec), wires), wires)
 
-    def _run(self, launch: Launch, wires: Wiring, servers: Sequence[FolderServer] = ()) -> QemuDomain:
+    def _run(self, launch: Launch, wires: Wiring, servers: Sequence[Server] = ()) -> QemuDomain:
         """Spawn QEMU. `abilities` is asked first, so that a QEMU that is missing leaves nothing behind."""
         ours, spec = self.abilities, launch.spec
         with Lines("monitor", "channel", "console") as lines:
@@ -91,10 +89,8 @@ class QemuHypervisor(QemuHost):
             confined = process.confined(argv, spec.owner, capabilities=cmdline.capabilities(spec), groups=groups)
             domain = QemuDomain(launch, confined, wires.fds, lines, servers, timeout=self._settings.qmp_timeout)
         if launch.incoming >= 0 and not launch.is_draft:
-            grow = None
-            if not launch.is_grown and (
-                spec.served or spec.devices or spec.growth
-            ):  # most clones get nothing beyond their template
+            grow = None  # most clones get nothing beyond their template
+            if not launch.is_grown and (servers or spec.devices or spec.growth):
                 from belljar.hypervisor.qemu.template.plugging import commands
 
                 grow = partial(commands, spec)
@@ -257,10 +253,24 @@ class QemuHypervisor(QemuHost):
             "qemu": [self.abilities.identity, self.abilities.name],
             "hardware": cmdline.hardware(spec, self.abilities, self._cpu(spec.accelerator)),
             **({"grows_to": [frame.most_cpus, frame.most_memory, frame.held]} if frame else {}),
-            **({"warm": list(spec.warm)} if spec.warm else {}),
+            **({"shares": [share_kind(share.kind).name for share in spec.shares]} if spec.shares else {}),
             **({"fork": whole.of_fork, "disk_size": whole.disk_size} if whole.fork else {}),
             **({"uefi": abilities.identity(self._uefi)} if uses_uefi(spec.boot) else {}),
         }
+
+
+async def serve(spec: DomainSpec, settings: Settings) -> list[Server]:
+    """A server for each folder that needs one, all running. Raises NotPermitted, HostError, CommandMissing; then none is left."""
+    servers: list[Server] = []
+    try:
+        for tag, share in served(spec):
+            servers.append(share_kind(share.kind).serve(spec, tag, share, settings))
+        for server in servers:
+            await server.ready()
+    except BaseException:
+        await asyncio.shield(end(servers))
+        raise
+    return servers
 
 
 def end_of(heir: QemuDomain, receiving: asyncio.Task[None]) -> None:

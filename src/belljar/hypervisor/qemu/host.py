@@ -14,6 +14,7 @@ from belljar.host.files import private_folder
 from belljar.host.locks import locked
 from belljar.host.processes import all_pids, command_line, has_no_parent, kill_and_wait
 from belljar.hypervisor import NO_TRACES, Accelerator, Boot, Settings, Template, Traces, account
+from belljar.hypervisor.devices import server_of
 from belljar.hypervisor.qemu import abilities, cmdline
 from belljar.hypervisor.qemu.abilities import Abilities
 from belljar.hypervisor.qemu.process import launch as process
@@ -139,7 +140,5 @@ class QemuHost:
 
 def claimed(pid: int) -> MachineId | None:
     """The machine this process says it belongs to, as its QEMU or as what serves it a folder."""
-    from belljar.hypervisor.qemu.virtiofs import served
-
     argv = command_line(pid)
-    return cmdline.marked(argv) or served(argv)
+    return cmdline.marked(argv) or server_of(argv)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import pwd
 from collections.abc import Callable, Iterator
 
 from belljar.errors import BadSetting, BelljarError, CommandMissing
 from belljar.host.commands import run
-from belljar.hypervisor import Settings
-from belljar.hypervisor.qemu import abilities, virtiofs
+from belljar.hypervisor import Settings, account
+from belljar.hypervisor.devices import share_kind, share_names
+from belljar.hypervisor.libvirt.connection import read_driver
+from belljar.hypervisor.qemu import abilities
 from belljar.hypervisor.qemu.abilities import QUESTION_TIMEOUT
 
 BY_ITSELF = ("", "auto")
@@ -17,13 +18,18 @@ BY_ITSELF = ("", "auto")
 
 def wrong_values(settings: Settings, driver: str) -> Iterator[tuple[str, str, BadSetting]]:
     """(section, key, what is wrong) of each value that names something this host does not have."""
+
+    def check_shares(_: str) -> None:
+        for name in share_names():
+            share_kind(name).check(settings)
+
     looks: list[tuple[str, str, str, Callable[[str], object]]] = [
-        ("machine", "hypervisor", driver, _check_driver),
+        ("machine", "hypervisor", "" if driver == "qemu" else driver, read_driver),
         ("qemu", "binary", settings.binary, lambda name: abilities.name_of(abilities.find(name))),
         ("qemu", "cpu", settings.cpu, lambda _: _check_cpu(settings)),
         ("qemu", "uefi", settings.uefi, find_uefi),
-        ("qemu", "virtiofsd", settings.virtiofsd, virtiofs.find),
-        ("qemu", "user", settings.user, _check_user),
+        ("qemu", "virtiofsd", settings.virtiofsd, check_shares),
+        ("qemu", "user", settings.user, account),
     ]
     for section, key, value, look in looks:
         try:
@@ -33,13 +39,6 @@ def wrong_values(settings: Settings, driver: str) -> Iterator[tuple[str, str, Ba
             yield section, key, exc
         except BelljarError as exc:
             yield section, key, BadSetting(exc.message)  # its hint is for a reader who does not look at the settings
-
-
-def _check_driver(driver: str) -> None:
-    if driver != "qemu":
-        from belljar.hypervisor.libvirt.connection import read_driver
-
-        read_driver(driver)
 
 
 def _check_cpu(settings: Settings) -> None:
@@ -54,13 +53,6 @@ def _check_cpu(settings: Settings) -> None:
         complaint = answer.err.decode(errors="replace").strip().rpartition("\n")[2].rpartition("86_64: ")[2]
         hint = 'Set it to "auto", or to what `qemu-system-x86_64 -cpu help` lists.'
         raise BadSetting(f"{settings.cpu!r}: {complaint or 'no message'}", hint=hint)
-
-
-def _check_user(name: str) -> None:
-    try:
-        pwd.getpwnam(name)
-    except KeyError:
-        raise BadSetting(f"{name!r}: no such user on this host", hint='Create the user, or set it to "auto".') from None
 
 
 # -- the firmware for disks that are booted by one: OVMF, a file of another package than QEMU's -----------------------

@@ -20,7 +20,6 @@ FILESYSTEMS = {"ext4": ("ext4",), "ext3": ("ext4",), "xfs": ("xfs",), "btrfs": (
 # Loaded only where the machine has such a device. /init knows the numbers of the devices.
 BY_DEVICE = {
     "net": ("virtio_net",),
-    "9p": ("9pnet_virtio", "9p"),
     "scsi": ("virtio_scsi", "sd_mod"),
     "ahci": ("ahci", "sd_mod"),
     "pvpanic": ("pvpanic", "pvpanic-pci", "pvpanic-mmio"),
@@ -29,8 +28,6 @@ BY_DEVICE = {
 NAMES = sorted({name.replace("-", "_") for names in (ALWAYS, *BY_DEVICE.values()) for name in names})
 LARGEST_MODULE = 64 << 20
 MOST_MODULES, LARGEST_MODULES = 500, 256 << 20  # of one guest: a ramdisk has some twenty, of a few MiB
-# What mounting a shared folder takes, by the kind of share.
-MOUNTING = {"9p": ("9p", "9pnet_virtio"), "virtiofs": ("virtiofs",)}
 
 
 @dataclass(frozen=True)
@@ -69,14 +66,11 @@ def _in_load_order(index: Mapping[str, Sequence[str]], names: Iterable[str], loa
 
 
 def mounts(read: Reader, folders: Iterable[str]) -> list[str]:
-    """Kinds of shared folders that one of these kernels can mount, as a module or built in; each is known by the *folder* of
-    its modules. Raises ImageCorrupt where a list of modules is missing."""
-    kinds = set()
-    for folder in folders:
-        listed = b"\n".join(read(f"{folder}/{name}") for name in ("modules.dep", "modules.builtin"))
-        names = {module_name(line.partition(":")[0]) for line in listed.decode("utf-8", "replace").splitlines()}
-        kinds |= {kind for kind, needed in MOUNTING.items() if names.issuperset(needed)}
-    return sorted(kinds)
+    """File systems that one of these kernels can mount, as a module or built in; each kernel is known by the *folder* of its
+    modules. Raises ImageCorrupt where a list of modules is missing."""
+    listed = [read(f"{folder}/{name}") for folder in folders for name in ("modules.dep", "modules.builtin")]
+    paths = (line.partition(":")[0] for line in b"\n".join(listed).decode("utf-8", "replace").splitlines())
+    return sorted({module_name(path) for path in paths if "/fs/" in path})
 
 
 def module_name(path: str) -> str:

@@ -16,12 +16,13 @@ from belljar.findings import Finding, expect, fail, ok, warn
 from belljar.host import commands, files
 from belljar.host.privileges import User, as_user
 from belljar.hypervisor import Accelerator, Boot
+from belljar.hypervisor.devices import share_kind, share_names
 from belljar.jobs import Runtime, size
 from belljar.model import GIB, MIB, Outcome, Start
 from belljar.network import EgressMode, shortfalls
 
 DEVICES = (
-    "virtio-blk-pci", "virtio-serial-pci", "virtserialport", "virtio-rng-pci", "virtio-net-pci", "virtio-9p-pci", "vmgenid",
+    "virtio-blk-pci", "virtio-serial-pci", "virtserialport", "virtio-rng-pci", "virtio-net-pci", "vmgenid",
 )  # fmt: skip
 QEMU_OVERHEAD = 128 * MIB  # of a QEMU process beside the guest's memory
 KVM = "/dev/kvm"
@@ -37,15 +38,15 @@ BUILT = "It is built on first use: `belljar run -- true`, or `belljar image buil
 
 def programs(runtime: Runtime) -> Finding:
     """the programs belljar calls are installed"""
-    from belljar.hypervisor.qemu.virtiofs import find
-
     missing = [entry for entry in commands.PROGRAMS if not commands.which(entry[0])]
     if not missing:
-        try:  # not every system has a package of it, and 9p serves most images
-            find(runtime.settings.qemu.virtiofsd)
-            return ok("programs", "all there")
-        except BelljarError as exc:
-            return ok("programs", f"all there; no shares by virtiofs: {exc.message}")
+        lacking = ""
+        for kind in map(share_kind, share_names()):  # one that is lacking is no mistake
+            try:
+                kind.check(runtime.settings.qemu)
+            except BelljarError as exc:
+                lacking += f"; no shares by {kind.name}: {exc.message}"
+        return ok("programs", f"all there{lacking}")
     text = "\n".join(f"{name} is missing ({use})" for name, _, use, _ in missing)
     return (fail if any(vital for *_, vital in missing) else warn)("programs", text, commands.remedy())
 
@@ -62,7 +63,8 @@ def qemu(runtime: Runtime) -> Finding:
     is_tried = (int(version[1]), int(version[2])) in TRIED
     tried = "" if is_tried else f" (belljar was tried with {', '.join(f'{major}.{minor}' for major, minor in TRIED)})"
     devices = commands.run([binary, "-device", "help"], timeout=20)
-    lacking = [name for name in DEVICES if f'name "{name}"'.encode() not in devices.out + devices.err]
+    wanted, there = (*DEVICES, share_kind("").device), devices.out + devices.err
+    lacking = [name for name in wanted if f'name "{name}"'.encode() not in there]
     if b"user" not in commands.run([binary, "-M", "none", "-netdev", "help"], timeout=20).out:
         lacking.append("-netdev user")
     if lacking:

@@ -151,9 +151,9 @@ def keep_outcome(outcome: dict[str, Any], folder: Path, ended: Path) -> None:
 def retire(source: Path, target: Path) -> None:
     """Move a folder to the ended ones, across file systems too, with its lock held. Raises OSError; nothing is moved
     then."""
-    for name in NOT_KEPT:
+    for path in (path for pattern in NOT_KEPT for path in source.glob(pattern)):
         with suppress(OSError):
-            os.unlink(source / name)
+            path.unlink()
     with suppress(OSError):
         remove_tree(source / CREDENTIALS)
     try:

@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from belljar.guest import Guest
 from belljar.hints import TYPE_CHECKING
 from belljar.hypervisor import ExtraDisk, HostDevice
+from belljar.hypervisor.devices import share_kind, tagged
 from belljar.machine.life.life import Lifecycle
-from belljar.model import MachineSpec, Payload, Share
+from belljar.model import MachineSpec, Payload
 from belljar.network import Joined
 from belljar.records import dataclass, replace
 
@@ -56,11 +57,6 @@ class Extra:
         """The machine is gone, or never was; also where `prepare` did not come to its end."""
 
 
-def tagged_shares(machine: MachineSpec) -> list[tuple[str, Share]]:
-    """(tag, share) of each folder of the host that the guest mounts."""
-    return [(f"share{number}", share) for number, share in enumerate(machine.shares)]
-
-
 class Shares(Extra):
     """All of a machine's shares: a payload never starts with one missing."""
 
@@ -69,5 +65,5 @@ class Shares(Extra):
 
     async def furnish(self, guest: Guest, payload: Payload, devices: Mapping[str, str]) -> None:
         """Every share in its place, outer ones first, for one may lie in another."""
-        for tag, share in sorted(tagged_shares(self._machine), key=lambda tagged: tagged[1].target):
-            await guest.mount(share, tag)
+        for tag, share in sorted(tagged(self._machine.shares), key=lambda tagged: tagged[1].target):
+            await guest.mount(share, tag, share_kind(share.kind).filesystem)

@@ -1,4 +1,4 @@
-"""Devices of this host that a machine has for itself (VFIO): chosen, locked, and seen in the guest with their drivers."""
+"""Devices of this host that a machine has for itself: chosen, locked, and seen in the guest with their drivers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from contextlib import ExitStack, suppress
 
 from belljar.errors import BadOption, DeviceBusy, GuestRefused, HostError, NotPermitted
 from belljar.guest import Guest
+from belljar.host.devices.binding import CHECK, LIST, obstacle, of_site, open_group
+from belljar.host.devices.pci import Device, DeviceClass, read
 from belljar.host.files import private_folder
 from belljar.host.locks import try_lock
-from belljar.host.pci import Device, DeviceClass, read
 from belljar.host.threads import in_thread
-from belljar.host.vfio import CHECK, LIST, obstacle, of_site, open_group
-from belljar.hypervisor import MOST_DEVICES, HostDevice, device_port
+from belljar.hypervisor import HostDevice
+from belljar.hypervisor.devices.pci import MOST_DEVICES, port
 from belljar.machine.extras import Equipment, Extra
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.services import Rules
@@ -89,7 +90,7 @@ class Devices(Extra):
     async def furnish(self, guest: Guest, payload: Payload, devices: Mapping[str, str]) -> None:
         """Raises HostError, GuestRefused."""
         timeout = self._rules.machine.device_timeout
-        seen = await guest.await_devices([device_port(number) for number, _ in enumerate(self._devices)], timeout)
+        seen = await guest.await_devices([port(number) for number, _ in enumerate(self._devices)], timeout)
         for device, (address, driver) in zip(self._devices, seen, strict=True):
             self._life.record.write("device-seen", address=device.address, inside=address, driver=driver)
             what = f"the device {device.address} ({device.vendor}:{device.device}) within {timeout:g} s"
@@ -103,7 +104,7 @@ class Devices(Extra):
 
 
 def lock_memory(memory: int) -> None:
-    """VFIO keeps all of a guest's memory in its place: QEMU may lock so much. Raises HostError."""
+    """A device keeps all of a guest's memory in its place: QEMU may lock so much. Raises HostError."""
     with suppress(ValueError):  # only root may raise it, and not everywhere
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)

@@ -9,15 +9,16 @@ from belljar.errors import BadOption, BelljarError, BootFailed, BootTimeout, Pre
 from belljar.guest import Streams
 from belljar.hints import TYPE_CHECKING
 from belljar.host.threads import in_thread
-from belljar.hypervisor import Accelerator, Boot, DomainSpec, Nic, SharedFolder, Template, account
+from belljar.hypervisor import Accelerator, Boot, DomainSpec, Nic, Template, account
+from belljar.hypervisor.devices import share_kinds
 from belljar.image import BootFiles, Image
-from belljar.machine.extras import Equipment, tagged_shares
+from belljar.machine.extras import Equipment
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.planning import GuestContext
 from belljar.machine.planning.placement import check_memory, keeps_from_cloning, layout_of
 from belljar.machine.planning.template import failed_before, in_base_frame, make_template
 from belljar.machine.services import Keep, Services
-from belljar.model import MIB, SEED, VIRTIOFS_SOCKET, Context, NetworkMode, OwnWork, Request, Sign, Start, Work
+from belljar.model import MIB, SEED, Context, NetworkMode, OwnWork, Request, Sign, Start, Work
 from belljar.network import Link, mac_address
 from belljar.network import plan as plan_link
 from belljar.records import dataclass, replace
@@ -200,8 +201,9 @@ class Planner:
         """What is made for this start beside QEMU, which finds its processes by the machine's id."""
         life = self._life
         life.record.intend("overlay", spec.disk)
-        if spec.warm:
-            life.record.intend("virtiofsd", life.folder / VIRTIOFS_SOCKET)
+        for kind in share_kinds(spec):
+            if kind.is_served:
+                life.record.intend(kind.name, life.folder / f"{kind.name}.sock")
 
     async def _undecided(self) -> Plan:
         """The machine in the hypervisor's words, and how its guest is contextualized."""
@@ -221,7 +223,7 @@ class Planner:
         accelerator, why = await in_thread(lambda: services.hypervisor.accelerator(boot))
         life.note(accelerator=accelerator.value, accelerator_reason=why)
         spec, link = self._domain(boot, accelerator, has_seed=context.seed is not None)
-        if spec.warm or spec.devices:
+        if spec.shares or spec.devices:
             await in_thread(lambda: services.hypervisor.check(spec))
         return Plan(spec, link, context)
 
@@ -242,8 +244,7 @@ class Planner:
             id=request.id, cpus=machine.cpus, memory=memory, layout=layout, pages=machine.pages.size,
             image_digest=image.digest, image_stored=image.created, boot=boot, disk=life.folders.overlay(request.id),
             disk_size=machine.disk or image.virtual_size, accelerator=accelerator, folder=life.folder,
-            nic=nic, shares=tuple(SharedFolder(tag, item.source, item.readonly, item.kind) for tag, item in tagged_shares(machine)),
-            owner=qemu_owner(request, services.rules.qemu.user, os.geteuid()),
+            nic=nic, shares=machine.shares, owner=qemu_owner(request, services.rules.qemu.user, os.geteuid()),
             disks=equipment.disks, devices=equipment.devices, uplink=uplink, seed=life.folder / SEED if has_seed else None,
         )  # fmt: skip
         return spec, link
@@ -263,7 +264,7 @@ def awaited_line(work: Work) -> bytes:
 
 def qemu_owner(request: Request, setting: str, euid: int) -> tuple[int, int]:
     """Who QEMU runs as. Only root has a choice: the payload's user, or for root's own payloads one with no rights. With
-    root's writable shares QEMU stays root, with the capabilities of 9p alone: files in them are to be root's."""
+    root's writable shares QEMU stays root, with the capabilities of their kind alone: files in them are to be root's."""
     if euid != 0:
         return euid, os.getegid()
     if setting in ("", "auto"):

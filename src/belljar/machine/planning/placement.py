@@ -25,7 +25,7 @@ def pinned(machine: MachineSpec, others: Iterator[Taken], *, can_pin: bool) -> P
     elif pin is Pin.AUTO and len(allowed) >= count:
         placement = Placement(reason=f"this process may use all {count} cpus of this host, as others may")
     else:
-        from belljar.host import topology
+        from belljar.host.devices import topology
 
         had = {cpu for other in others for cpu in other.need.pinned}
         placement = topology.place(pin, machine.cpus, topology.read_cpus(allowed), had)
@@ -72,7 +72,7 @@ def keeps_from_cloning(spec: DomainSpec, pages: Pages = Pages.DEFAULT) -> str:
 def check_memory(spec: DomainSpec, pages: Pages) -> None:
     """Are there such large pages for it now, on each of its nodes? Raises NoMemory, HostError."""
     if pages is not Pages.DEFAULT:
-        from belljar.host.topology import check_pages
+        from belljar.host.devices.topology import check_pages
 
         nodes = spec.layout.nodes if spec.layout else ()
         check_pages(pages, [(node.host, node.memory) for node in nodes] or [(None, spec.memory)])

@@ -21,6 +21,7 @@ from belljar.guest import OTHER_SHARE
 from belljar.host.files import private_folder, write_whole
 from belljar.host.room import host_memory
 from belljar.hypervisor import Hypervisor
+from belljar.hypervisor.devices import share_kind
 from belljar.image import Image
 from belljar.journal import Ledger, Record
 from belljar.machine import OUTCOME, REQUEST, SMALLEST_MEMORY, Folders
@@ -129,8 +130,8 @@ def check_shares(request: Request, image: Image) -> None:
         if problem:
             hint = "Create the folder, or correct `--share SRC[:DST][:ro|rw]`."
             raise UsageError(f"--share {share.source}: {problem}", hint=hint)
-        if isinstance(kinds, list) and share.kind.value not in kinds:
-            problem = f"the kernel of the image {image.called} has no {share.kind.value}"
+        if isinstance(kinds, list) and (name := share_kind(share.kind).name) not in kinds:
+            problem = f"the kernel of the image {image.called} has no {name}"
             raise GuestRefused(f"--share {share.source}: {problem}", hint=OTHER_SHARE)
 
 

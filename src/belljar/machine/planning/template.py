@@ -18,6 +18,7 @@ from belljar import errors
 from belljar.guest import Guest, Streams
 from belljar.host.files import private, read_capped, remove_tree
 from belljar.hypervisor import LESS_MEMORY, Domain, DomainEvent, DomainSpec, EventKind, Hypervisor, Template, Templates
+from belljar.hypervisor.devices import share_kinds
 from belljar.image import Image
 from belljar.machine import DOUBTS
 from belljar.machine.cleaning.put_away import deadline, last_words
@@ -151,9 +152,9 @@ async def _wake(domain: Domain, guest: Guest, spec: DomainSpec, account: Account
     await guest.greet()
     if account is not None:
         await guest.add_account(account)
-    for what in spec.warm:
+    for kind in share_kinds(spec):
         with suppress(errors.GuestRefused):  # an older agent, or a kernel without: the mount will say so
-            await guest.prepare_for(what)
+            await guest.prepare_for(kind.filesystem)
 
 
 async def _settle(guest: Guest, spec: DomainSpec) -> frozenset[str]:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import UsageError
-from belljar.hypervisor import Accelerator, Boot, DomainSpec, ExtraDisk, Nic, SharedFolder
-from belljar.hypervisor.libvirt.xml import Ends, domain_xml
-from belljar.model import GIB, MIB, Firmware, NetworkMode
+from belljar.hypervisor import Accelerator, Boot, DomainSpec, ExtraDisk, Nic
+from belljar.hypervisor.libvirt import Ends
+from belljar.hypervisor.libvirt.xml import domain_xml
+from belljar.model import GIB, MIB, Firmware, NetworkMode, Share
 
 GOLDEN = Path(__file__).parent / "golden"
 SCHEMA = Path("/usr/share/libvirt/schemas/domain.rng")
@@ -25,8 +26,8 @@ KVM = replace(COLD, accelerator=Accelerator.KVM)
 CHAINED = ExtraDisk("foreign", Path("/scratch/id.foreign"), "qcow2", readonly=False, chained=True)
 PACKED = ExtraDisk("packed0", Path("/scratch/id.packed0"), "raw", readonly=True)
 SHARES = (
-    SharedFolder("share0", "/data,<with>&\"quotes'", readonly=True),
-    SharedFolder("share1", "/home/me", readonly=False),
+    Share("/data,<with>&\"quotes'", "/in", True),
+    Share("/home/me", "/in", False),
 )
 
 CASES = {
@@ -73,8 +74,8 @@ def test_each_golden_file_is_true_to_the_schema_of_libvirt() -> None:
     [
         (replace(COLD, disks=(PACKED,) * 40), replace(ENDS, below=((),) * 40), "so many disks"),
         (COLD, replace(ENDS, cpu="max,-avx"), "max,-avx"),
-        (replace(COLD, shares=(SharedFolder("a", "/x\udc80", readonly=True),)), ENDS, "UTF-8"),
-        (replace(COLD, shares=(SharedFolder("a", "/x\x01", readonly=True),)), ENDS, "control characters"),
+        (replace(COLD, shares=(Share("/x\udc80", "/in", True),)), ENDS, "UTF-8"),
+        (replace(COLD, shares=(Share("/x\x01", "/in", True),)), ENDS, "control characters"),
     ],
 )
 def test_what_cannot_be_written_is_refused_by_name(spec: DomainSpec, ends: Ends, named: str) -> None:

@@ -10,15 +10,13 @@ import resource
 
 from belljar import errors
 from belljar.host.threads import MORE_THREADS
+from belljar.hypervisor.devices import Complaint, complaints
 from belljar.hypervisor.qemu.process.launch import ended
 
 NO_KVM = 'Set `qemu.accelerator = "auto"`; `belljar doctor` shows what was tried.'
-BY_9P = "Share it without `virtiofs:`; see `belljar logs ID --virtiofsd`, docs/jobs/data.md."
 MORE_ADDRESSES = "Raise the limit on address space (`ulimit -v`): QEMU wants the guest's memory and half a GiB."
 
-COMPLAINTS: tuple[tuple[str, type[errors.BelljarError], str | None], ...] = (
-    (r"vfio.*(busy|in use)", errors.DeviceBusy, None),
-    (r"vfio|VFIO", errors.HostError, "`belljar device check` says what is in the way."),
+COMPLAINTS: tuple[Complaint, ...] = (
     (r"jit buffer|dynamic translator buffer|Unable to allocate|loading shared libraries.*(failed to map|cannot allocate)",
      errors.NoMemory, MORE_ADDRESSES),
     (r"[Cc]annot allocate memory|failed to allocate memory|out of memory|allocate .* bytes of guest RAM", errors.NoMemory, None),
@@ -34,7 +32,6 @@ COMPLAINTS: tuple[tuple[str, type[errors.BelljarError], str | None], ...] = (
     (r"error while loading state|load of migration failed|Missing section footer|Unknown savevm section|Length mismatch|Unknown ramblock", errors.TemplateError, None),
     (r"unable to find CPU model", errors.HostError, "Correct `qemu.cpu` in the settings: `qemu-system-x86_64 -cpu help` lists what there is."),
     (r"is not a valid device model name|unsupported machine type|Invalid parameter|invalid option|Property .* not found", errors.HostError, "This QEMU lacks something belljar uses; see `belljar doctor`."),
-    (r"vhost-user-fs|vhost_user|vhost-user|[Vv]host.*backend", errors.HostError, BY_9P),
     (r"seccomp|sandbox", errors.HostError, "This QEMU was built without its seccomp sandbox; install your distribution's full QEMU."),
     (r"setpriv: .*(set[gu]id|setres[gu]id|setgroups)", errors.NotPermitted, "Correct `qemu.user` in the settings."),
     (r"setpriv: failed to execute", errors.CommandMissing, "Correct `qemu.binary`, or install QEMU."),
@@ -47,7 +44,7 @@ NAME = r"^\S*(qemu-system-\w+|qemu-kvm): "
 def explain(words: str, status: int | None, doing: str) -> errors.BelljarError:
     """The error for a QEMU that ended while *doing*, from its last words and its wait status."""
     line = last_line(words)
-    for pattern, kind, hint in COMPLAINTS if line else ():
+    for pattern, kind, hint in (*complaints(), *COMPLAINTS) if line else ():
         if re.search(pattern, line):
             if kind is errors.NoMemory and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
                 hint = MORE_ADDRESSES

@@ -15,7 +15,7 @@ from belljar.host.commands import run_beside
 from belljar.host.files import no_space_as_error, private
 from belljar.host.threads import wholly_in_thread
 from belljar.hypervisor import Accelerator, DomainSpec
-from belljar.hypervisor.qemu.cmdline import WRITTEN
+from belljar.hypervisor.devices.disk import WRITTEN
 from belljar.hypervisor.qemu.domain import QemuDomain, Switch
 from belljar.hypervisor.qemu.template.folders import DISK, give
 from belljar.hypervisor.qemu.template.making import OVERLAY_TIMEOUT, copy_data

@@ -16,8 +16,9 @@ from belljar.host.commands import run_beside
 from belljar.host.files import private
 from belljar.host.threads import in_thread, wholly_in_thread
 from belljar.hypervisor import Template
+from belljar.hypervisor.devices.card import UPLINK
 from belljar.hypervisor.qemu.abilities import FILE_MIGRATION, Abilities
-from belljar.hypervisor.qemu.cmdline import UPLINK, state_address
+from belljar.hypervisor.qemu.cmdline import state_address
 from belljar.hypervisor.qemu.domain import QemuDomain
 from belljar.hypervisor.qemu.template.folders import CLONE, DISK, RAM, STATE, TemplateStore, key_of
 from belljar.model import MIB, SEED
@@ -128,7 +129,7 @@ def make_memory(size: int, source: Path | None) -> int:
         os.close(fd)
         what = f"the guest's memory of {size // MIB} MiB"
         if exc.errno == errno.EFBIG:
-            hint = "Raise the limit on the size of files (`ulimit -f`), or share folders by 9p."
+            hint = "Raise the limit on the size of files (`ulimit -f`), or share the folders the usual way."
             raise HostError(f"{what} is more than a file may have here", hint=hint) from exc
         raise NoMemory(f"{what} is not available: {exc.strerror or exc}") from exc
     return fd

@@ -9,8 +9,9 @@ from __future__ import annotations
 from belljar.errors import PlugRefused
 from belljar.hints import Any
 from belljar.hypervisor import Accelerator, DomainSpec, Frame
+from belljar.hypervisor.devices import kinds_of, served
 from belljar.hypervisor.qemu.abilities import PLUGGED_CPUS, Abilities
-from belljar.hypervisor.qemu.cmdline import SLOTS, pieces, served_devices, vfio_devices
+from belljar.hypervisor.qemu.cmdline import SLOTS, pieces
 from belljar.hypervisor.qemu.domain import RESIZE, Command
 
 MOST_CPUS = 255  # more take an interrupt remapper
@@ -39,14 +40,14 @@ def frame_of(spec: DomainSpec, abilities: Abilities, *, memory: int, disk: int, 
 
 def commands(spec: DomainSpec, slots: Any) -> list[Command]:
     """All that a clone gets; what serves it a folder shares its memory. *slots*: QEMU's answer to CPU_SLOTS. Raises PlugRefused."""
-    booted, folders = spec.of_template, served_devices(spec)
+    booted, is_shared = spec.of_template, bool(served(spec))
     plugged: list[Command] = []
     for number, size in enumerate(pieces(spec.plugged, booted.memory)):
-        kind = {"qom-type": "memory-backend-memfd", "share": True} if folders else {"qom-type": "memory-backend-ram"}
+        kind = {"qom-type": "memory-backend-memfd", "share": True} if is_shared else {"qom-type": "memory-backend-ram"}
         plugged.append(("object-add", {**kind, "id": f"more{number}", "size": size}))
         plugged.append(("device_add", {"driver": "pc-dimm", "id": f"dimm{number}", "memdev": f"more{number}"}))
-    devices = (*processors(spec.cpus - booted.cpus, slots), *folders, *vfio_devices(spec))
-    plugged += [("device_add", device) for device in devices]
+    devices = (device for kind in kinds_of(spec) for device in kind.plugged(spec))
+    plugged += [("device_add", device) for device in (*processors(spec.cpus - booted.cpus, slots), *devices)]
     if spec.disk_size > booted.disk_size:
         plugged.append((RESIZE, {"node-name": DISK, "size": spec.disk_size}))
     return plugged

@@ -1,4 +1,5 @@
 """Devices on their way to a machine and back: from the host's driver to vfio-pci, to one user, and back again.
+https://docs.kernel.org/driver-api/vfio.html
 
 What was bound is written down before it is done, in a file for each device, so that whoever comes later can give it back. Root's
 work but for `obstacle`. The files lie below /run: a restart of the host gives all devices back by itself.
@@ -8,18 +9,20 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from belljar.errors import BelljarError, DeviceBusy, HostError, NotPermitted
+from belljar.host.devices.pci import MEDIATED, PCI, REQUIRED, Device, DeviceClass, Site, class_of, read
 from belljar.host.files import private_folder, read_json, write_whole
 from belljar.host.locks import Lock, locked, try_lock
-from belljar.host.pci import MEDIATED, PCI, REQUIRED, VFIO, Device, DeviceClass, Site, class_of, in_the_way, read
 from belljar.model import dumps
 from belljar.reading import from_json
 from belljar.records import dataclass, replace
 
+DRIVER, GROUPS = "vfio-pci", "dev/vfio"
+BRIDGE = "0604"  # the kernel does not mind in whose hands those of a group are
 TURN, PATIENCE = "turn.lock", 30.0  # seconds for others who bind or release
 CHECK, LIST = "`belljar device check` says more.", "`belljar device list` shows those that there are."
 IOMMU = "Turn on VT-d or AMD-Vi in the firmware; on Intel also `intel_iommu=on` on the kernel's command line."
@@ -74,9 +77,9 @@ class Bindings:
                 for binding in done:
                     device = known[binding.address]
                     self._keep(binding)
-                    if not device.is_bound:
-                        self._drive(device, VFIO)
-                    os.chown(self._root / "dev/vfio" / device.group, *owner)
+                    if not is_bound(device):
+                        self._drive(device, DRIVER)
+                    os.chown(self._root / GROUPS / device.group, *owner)
             except (OSError, BelljarError) as exc:
                 for binding in done:
                     self._release(binding)
@@ -98,13 +101,13 @@ class Bindings:
     def _release(self, binding: Binding) -> None:
         device = read(self._root).get(binding.address)
         if device is not None:  # it may have been taken out of the host
-            path = self._root / "dev/vfio" / device.group
-            if has_group := device.is_bound and path.exists():
+            path = self._root / GROUPS / device.group
+            if has_group := is_bound(device) and path.exists():
                 open_group(device, self._root)
             self._keep(replace(binding, is_whole=False))
             if has_group:
                 os.chown(path, os.geteuid(), os.getegid())  # root
-            if device.is_bound and binding.can_reset and device.kind != MEDIATED:
+            if is_bound(device) and binding.can_reset and device.kind != MEDIATED:
                 try:
                     self._write(device.folder / "reset", "1")
                 except OSError as exc:
@@ -118,9 +121,9 @@ class Bindings:
         """Have this driver, or none, drive it. Raises HostError, OSError."""
         if device.driver:
             self._write(device.folder / "driver/unbind", device.address)
-        self._write(device.folder / "driver_override", driver if driver == VFIO else "\n")
+        self._write(device.folder / "driver_override", driver if driver == DRIVER else "\n")
         if driver:
-            path = "drivers_probe" if driver == VFIO else f"drivers/{driver}/bind"
+            path = "drivers_probe" if driver == DRIVER else f"drivers/{driver}/bind"
             self._write(self._root / PCI / path, device.address)
         if (now := read(self._root)[device.address].driver) != driver:
             raise HostError(f"{device.address}: driven by {now or 'nobody'}, not {driver or 'nobody'}", hint=CHECK)
@@ -145,12 +148,27 @@ def obstacle(
     return None
 
 
+def is_loaded(root: Path) -> bool:
+    return (root / PCI / "drivers" / DRIVER).exists() and (root / GROUPS / "vfio").exists()
+
+
+def is_bound(device: Device) -> bool:
+    """Can QEMU take it, as far as its driver is concerned?"""
+    return device.driver.startswith("vfio") or device.kind == MEDIATED
+
+
+def in_the_way(device: Device, known: Iterable[Device]) -> list[str]:
+    """Others of its group that drivers of the host have: the kernel gives a group to one user as a whole."""
+    others = (other for other in known if other.group == device.group and other.address != device.address)
+    return [other.address for other in others if other.driver and not is_bound(other) and other.class_ != BRIDGE]
+
+
 def open_group(device: Device, root: Path) -> None:
     """Raises DeviceBusy where another process has it open, HostError where this one may not, or vfio-pci has not got it."""
     hint = BIND.replace("ADDRESS", device.address)
-    if not device.is_bound:
-        raise HostError(f"{device.address}: {device.driver or 'no driver'} has it, and not {VFIO}", hint=hint)
-    path = root / "dev/vfio" / device.group
+    if not is_bound(device):
+        raise HostError(f"{device.address}: {device.driver or 'no driver'} has it, and not {DRIVER}", hint=hint)
+    path = root / GROUPS / device.group
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
     except OSError as exc:

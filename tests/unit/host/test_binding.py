@@ -10,8 +10,8 @@ from tests.fakes import sysfs
 from tests.fakes.sysfs import driver_of
 
 from belljar.errors import DeviceBusy, HostError, NotPermitted
-from belljar.host.pci import NONE_ACCEPTED, DeviceClass, read
-from belljar.host.vfio import Bindings, open_group
+from belljar.host.devices.binding import Bindings, open_group
+from belljar.host.devices.pci import NONE_ACCEPTED, DeviceClass, read
 
 CARD, GPU, SOUND, PLAIN = "0000:03:00.0", "0000:01:00.0", "0000:01:00.1", "0000:02:00.0"
 SITE = (DeviceClass("card", ("class=0200",)), DeviceClass("gpu", ("vendor=10de",)))

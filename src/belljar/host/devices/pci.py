@@ -1,6 +1,6 @@
 """PCI devices of this host, as its kernel shows them in sysfs, and the classes that a site sorts them into. Changes nothing.
 
-https://docs.kernel.org/driver-api/vfio.html, https://www.kernel.org/doc/Documentation/ABI/testing/sysfs-bus-pci
+https://www.kernel.org/doc/Documentation/ABI/testing/sysfs-bus-pci
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from pathlib import Path
 from belljar.model import setting
 from belljar.records import dataclass
 
-PCI, MDEV, VFIO = "sys/bus/pci", "sys/bus/mdev", "vfio-pci"
+PCI, MDEV = "sys/bus/pci", "sys/bus/mdev"
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
-BRIDGE = "0604"  # the kernel does not mind in whose hands those of a group are
 IS_MEMORY, IS_FAR = 0x200, 0x102000  # linux/ioport.h: memory; prefetchable, of 64 bits
 BARS = 6
 FUNCTION, VIRTUAL, MEDIATED = (
@@ -44,11 +43,6 @@ class Device:
     node: int  # of memory and processors; -1: the host has one alone
     resets: tuple[str, ...]  # how it can be reset
     windows: tuple[int, int]  # bytes of address space: below 4 GiB, and prefetchable
-
-    @property
-    def is_bound(self) -> bool:
-        """Can QEMU take it, as far as its driver is concerned?"""
-        return self.driver.startswith("vfio") or self.kind == MEDIATED
 
     def fits(self, pattern: str) -> bool:
         """Does it fit every word of `vendor=10de class=03*`?"""
@@ -87,12 +81,6 @@ def read(root: Path) -> dict[str, Device]:
     """Every device by its address, in the order of addresses; mediated ones come last."""
     functions = [folder for folder in _entries(root / PCI / "devices") if ADDRESS.fullmatch(folder.name)]
     return {folder.name: _device(folder) for folder in (*functions, *_entries(root / MDEV / "devices"))}
-
-
-def in_the_way(device: Device, known: Iterable[Device]) -> list[str]:
-    """Others of its group that drivers of the host have: the kernel gives a group to one user as a whole."""
-    others = (other for other in known if other.group == device.group and other.address != device.address)
-    return [other.address for other in others if other.driver and not other.is_bound and other.class_ != BRIDGE]
 
 
 def _device(folder: Path) -> Device:

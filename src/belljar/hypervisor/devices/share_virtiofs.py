@@ -16,29 +16,29 @@ import re
 import signal
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from belljar.errors import BelljarError, CommandFailed, HostError, NotPermitted, ShareLost
 from belljar.host.commands import program, run
 from belljar.host.files import short_path
-from belljar.hypervisor import DomainSpec, SharedFolder
-from belljar.hypervisor.qemu.process.complaints import BY_9P, last_line
+from belljar.hypervisor import DomainSpec, Settings
+from belljar.hypervisor.devices import MARK, ShareKind
+from belljar.hypervisor.qemu.process.complaints import last_line
 from belljar.hypervisor.qemu.process.launch import Child, confined, ended, spawn
-from belljar.model import VIRTIOFS_SOCKET, VIRTIOFSD_LOG, MachineId
+from belljar.model import VIRTIOFSD_LOG, FileSystem, Share
 
 NAME = "virtiofsd"
 PLACES = ("/usr/libexec", "/usr/lib/qemu", "/usr/lib")  # Debian 13 and EL; others
 LEAST = (1, 13)  # of EL 9.6 and Debian 13: the first that gives files other owners in the guest
-MARK = b"BELLJAR_SERVES="
 READY_TIMEOUT = QUESTION_TIMEOUT = 30.0  # seconds; a busy host needs one
-LAST_RESORT = 10.0  # seconds SIGKILL may take
 # Of root's own: what its sandbox takes, what files take, and nothing that makes devices.
 CAPABILITIES = ("sys_admin", "setpcap", "chown", "dac_override", "fowner", "fsetid", "setgid", "setuid", "setfcap")
 # VHOST_USER_GET_FEATURES, version 1, without a body: https://qemu-project.gitlab.io/qemu/interop/vhost-user.html
 ANYBODY_THERE = struct.pack("=III", 1, 1, 0)
-WITHOUT = "share the folder by 9p, without `virtiofs:`."
+WITHOUT = "share the folder without `virtiofs:`."
+NOT_SO = "Share it without `virtiofs:`; see `belljar logs ID --virtiofsd`, docs/jobs/data.md."
 INSTALL = f"Install it (package `virtiofsd` of Debian 13 or EL 9.6); on Debian 12 {WITHOUT}"
 # What virtiofsd, or what starts it, says on stderr before it answers; what to do about it.
 DENIED = r" does not exist$|OpenNewRoot|BindMountSharedDir"
@@ -75,7 +75,7 @@ def path_of(setting: str) -> str:
 # -- the servers -------------------------------------------------------------------------------------------------------
 
 
-def command_line(spec: DomainSpec, share: SharedFolder, program: str, fd: int) -> list[str]:
+def command_line(spec: DomainSpec, tag: str, share: Share, program: str, fd: int) -> list[str]:
     """For the process that waits for virtiofsd, which serves on the socket *fd*."""
     uid, gid = spec.owner
     words = [program, f"--fd={fd}", f"--shared-dir={share.source}", "--sandbox=namespace", "--modcaps=-mknod"]
@@ -87,27 +87,18 @@ def command_line(spec: DomainSpec, share: SharedFolder, program: str, fd: int) -
         alone += ["--user", "--map-root-user"]
         for kind, number in (("uid", uid), ("gid", gid)):
             words += [f"--translate-{kind}=squash-guest:0:0:{2**32 - 1}", f"--translate-{kind}=host:0:{number}:1"]
-    mark = f"{MARK.decode()}{spec.id}:{share.tag}"
+    mark = f"{MARK.decode()}{spec.id}:{tag}"
     return confined([*alone, "--", "env", mark, *words], spec.owner, capabilities=() if uid else CAPABILITIES)
-
-
-def served(argv: Sequence[bytes]) -> MachineId | None:
-    """The machine whose folder a process with this command line serves; None for any other process."""
-    if argv and argv[0].rpartition(b"/")[2] in (b"unshare", b"setpriv"):
-        for word in argv:
-            if word.startswith(MARK):
-                return word[len(MARK) :].partition(b":")[0].decode("ascii", "replace")
-    return None
 
 
 class FolderServer:
     """One running virtiofsd. `line` is QEMU's end of its socket, ours to close when QEMU has it."""
 
-    def __init__(self, spec: DomainSpec, share: SharedFolder, program: str) -> None:
+    def __init__(self, spec: DomainSpec, tag: str, share: Share, program: str) -> None:
         self.share, self._uid = share, spec.owner[0]
         self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         with _socket(spec.folder) as (listener, self.line):
-            argv = command_line(spec, share, program, listener.fileno())
+            argv = command_line(spec, tag, share, program, listener.fileno())
             self._child = Child(argv, [listener.fileno()], spec.folder / VIRTIOFSD_LOG, self.over.set_result, spawn)
 
     async def ready(self) -> None:
@@ -147,30 +138,7 @@ class FolderServer:
             return NotPermitted(f"{share}: access denied to uid {self._uid}", hint=hint)
         why = last_line(words) or ended(self._child.status or 0)
         hints = (hint for pattern, hint in HINTS if re.search(pattern, words))
-        return HostError(f"{share}: {why}", hint=next(hints, BY_9P))
-
-
-async def serve(spec: DomainSpec, program: str) -> list[FolderServer]:
-    """One for each folder, all running. Raises NotPermitted, HostError, CommandMissing; then none is left."""
-    servers: list[FolderServer] = []
-    try:
-        for share in spec.served:
-            servers.append(FolderServer(spec, share, program))
-        for server in servers:
-            await server.ready()
-    except BaseException:
-        await asyncio.shield(end(servers))
-        raise
-    return servers
-
-
-async def end(servers: Sequence[FolderServer], *, grace: float = 0.0) -> None:
-    """Kill them, and wait until they are gone. In the *grace* they end by themselves: their line is closed."""
-    for seconds in (grace, LAST_RESORT):
-        if seconds and servers:
-            await asyncio.wait({server.over for server in servers}, timeout=seconds)
-        for server in servers:
-            server.kill()
+        return HostError(f"{share}: {why}", hint=next(hints, NOT_SO))
 
 
 @contextmanager
@@ -179,7 +147,7 @@ def _socket(folder: Path) -> Iterator[tuple[socket.socket, socket.socket]]:
     listener, line = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
     try:
         with listener, short_path(folder) as short:
-            path = f"{short}/{VIRTIOFS_SOCKET}"
+            path = f"{short}/{KIND.name}.sock"
             try:
                 listener.bind(path)
                 listener.listen(1)
@@ -191,3 +159,19 @@ def _socket(folder: Path) -> Iterator[tuple[socket.socket, socket.socket]]:
     except BaseException:
         line.close()
         raise
+
+
+class VirtioFs(ShareKind):
+    is_served = True
+    device, traits = "vhost-user-fs-pci", {"queue-size": 1024}
+    filesystem = FileSystem("virtiofs", "virtiofs")
+    complaints = ((r"vhost-user-fs|vhost_user|vhost-user|[Vv]host.*backend", HostError, NOT_SO),)
+
+    def check(self, settings: Settings) -> None:
+        find(settings.virtiofsd)
+
+    def serve(self, spec: DomainSpec, tag: str, share: Share, settings: Settings) -> FolderServer:
+        return FolderServer(spec, tag, share, path_of(settings.virtiofsd))
+
+
+KIND = VirtioFs()

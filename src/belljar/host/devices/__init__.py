@@ -1,0 +1,1 @@
+"""Devices of this host on the way to a machine and back; its processors and large pages."""
