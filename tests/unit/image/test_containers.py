@@ -277,14 +277,11 @@ def test_of_a_list_the_one_for_this_architecture_is_taken(store: Store, server: 
     assert image.facts["manifest"] == both.manifest()["digest"] == sources.version(Order(source, "mine"), store)
 
 
-@pytest.mark.parametrize(
-    ("is_list", "words"),
-    [(True, "no image found in .* for architecture amd64"), (False, "is for linux arm64, not for")],
-)
-def test_another_architecture_is_refused(store: Store, server: Server, is_list: bool, words: str) -> None:
+@pytest.mark.parametrize("is_list", [True, False], ids=["list", "manifest"])
+def test_another_architecture_is_refused(store: Store, server: Server, is_list: bool) -> None:
     arm = Container([HELLO], architecture="arm64")
     arm.others = [Container([HELLO], architecture="riscv64")] if is_list else []
-    assert "x86_64" in refused(store, arm.serve(server), ImageUnfit, words).hint
+    refused(store, arm.serve(server), ImageUnfit, "is for .*arm64.*, not for .*amd64")
 
 
 def test_what_a_registry_does_not_have(store: Store, server: Server) -> None:

@@ -38,7 +38,6 @@ THEIRS = (
 LOGIN = "Log in with `skopeo login HOST`, or correct the name."
 # Words in skopeo's or umoci's last message -> what that is here.
 REFUSALS: tuple[tuple[tuple[str, ...], type[errors.BelljarError], str], ...] = (
-    (("no image found in",), errors.ImageUnfit, FOREIGN),
     (("no space left",), errors.NoSpace, errors.NoSpace.hint),
     (("file too large", "file size limit"), errors.ImageTooLarge, errors.ImageTooLarge.hint),
     (("did not match", "does not match", "digest mismatch"), errors.ImageMismatch, "Nothing was stored: what came is not what its digests say."),
@@ -114,16 +113,18 @@ def fetch(source: str, folder: Path, settings: Settings, progress: Progress) -> 
     if source == STDIN:
         progress.step("Reading standard input")
         source = f"docker-archive:{_spooled(folder / 'stdin', settings.max_size)}"
-    digest, exact = _digest(_inspect(source, settings, folder)), source
+    top = _inspect(source, settings, folder)
+    digest, ours, exact = _digest(top), _for_us(source, top), source
     if kind == "docker":
         if (pinned := DIGEST.search(source)) and pinned[0][1:] != digest:
             raise errors.ImageMismatch(f"{source}: got the manifest {digest}")
-        exact = f"{_name(source)}@{digest}"
-        trust.check(exact.removeprefix("docker://"), settings, folder, _environment())
+        trust.check(f"{_name(source)}@{digest}".removeprefix("docker://"), settings, folder, _environment())
+        exact = f"{_name(source)}@{ours or digest}"
     progress.step(f"Fetching {source}")
     # skopeo checks each blob against its digest. umoci unpacks no zstd: such layers are packed anew.
     words = ["copy", "--quiet", "--retry-times=2", "--dest-compress-format=gzip", exact, f"oci:{IMAGE}"]
-    _skopeo(words, source, folder, settings, LONGEST, _growth(source, folder / LAYOUT, settings, progress))
+    seconds = _longest(source, _inspect(exact, settings, folder) if ours and exact != source else top, settings)
+    _skopeo(words, source, folder, settings, seconds, _growth(source, folder / LAYOUT, settings, progress))
     with malformed(source):
         layers = json.loads(_inspect(f"oci:{IMAGE}", settings, folder))["layers"]
         config = json.loads(_inspect(f"oci:{IMAGE}", settings, folder, "--config"))
@@ -139,6 +140,13 @@ def add_layer(folder: Path, tar: Path, largest: int) -> None:
     """Put a plain tar file on top of the layers of the layout in *folder*."""
     words = ["raw", "add-layer", "--no-history", "--image", IMAGE, str(tar)]
     sandbox.run_in(folder, ["umoci", *words], sandbox.CONVERSION, largest)
+
+
+def _longest(source: str, manifest: bytes, settings: Settings) -> float:
+    """Seconds for all layers of a manifest, at 1 KiB a second: skopeo itself reads on for as long as a registry sends."""
+    with malformed(source):
+        size = sum(max(int(layer["size"]), 0) for layer in json.loads(manifest).get("layers") or ())
+        return min(size / 1024 + 2 * settings.stall_timeout, LONGEST) if size else LONGEST
 
 
 def _inspect(source: str, settings: Settings, folder: Path, *options: str) -> bytes:
@@ -211,6 +219,19 @@ def _name(source: str) -> str:
     """The reference without tag and digest."""
     head, slash, last = source.partition("@")[0].rpartition("/")
     return f"{head}{slash}{last.partition(':')[0]}"
+
+
+def _for_us(source: str, raw: bytes) -> str:
+    """Of a list of manifests, the digest of the one for this architecture; "" of a manifest. Raises errors.ImageUnfit."""
+    with malformed(source):
+        if "manifests" not in (top := json.loads(raw)):
+            return ""
+        platforms = {entry["digest"]: entry.get("platform") or {} for entry in top["manifests"]}
+        for digest, platform in platforms.items():
+            if (platform.get("os"), platform.get("architecture")) == ("linux", ARCHITECTURE):
+                return str(digest)
+        kinds = sorted({str(platform.get("architecture")) for platform in platforms.values()} - {"unknown", "None"})
+    raise errors.ImageUnfit(f"{source}: is for {', '.join(kinds)}, not for {ARCHITECTURE}", hint=FOREIGN)
 
 
 def _spooled(path: Path, largest: int) -> Path:
