@@ -84,39 +84,38 @@ class Notice:
     args: tuple[int, ...]
 
 
-class Libc:
-    """The system calls Python has no functions for. Made once."""
+# For the system calls Python has no functions for.
+libc = ctypes.CDLL(None, use_errno=True)
 
-    def __init__(self) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
 
-    def install(self, program: bytes) -> int:
-        """Put the filter on the calling thread and what it starts, for good. Returns the listener. Raises NetworkFailed."""
-        if os.uname().machine != "x86_64":
-            raise NetworkFailed(f"a network cannot be guarded on {os.uname().machine} processors", hint=UNGUARDED)
-        count = len(program) // 8
-        text = ctypes.create_string_buffer(program, len(program))
-        head = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", count, ctypes.addressof(text)))
-        zero = ctypes.c_ulong(0)
-        if self._libc.prctl(PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), zero, zero, zero):
-            raise NetworkFailed(f"no_new_privs: {os.strerror(ctypes.get_errno())}", hint=UNGUARDED)
-        for flags in (NEW_LISTENER | WAIT_KILLABLE, NEW_LISTENER):  # the first from Linux 5.19 on
-            words = ctypes.c_long(SYS_SECCOMP), ctypes.c_ulong(SET_MODE_FILTER), ctypes.c_ulong(flags), head
-            listener = self._libc.syscall(*words)
-            if listener >= 0:
-                return int(listener)
-            if ctypes.get_errno() != errno.EINVAL:
-                break
-        why = os.strerror(ctypes.get_errno())
-        raise NetworkFailed(f"this kernel gives no listener for system calls: {why}", hint=UNGUARDED)
+def install(program: bytes) -> int:
+    """Put the filter on the calling thread and what it starts, for good. Returns the listener. Raises NetworkFailed."""
+    if os.uname().machine != "x86_64":
+        raise NetworkFailed(f"a network cannot be guarded on {os.uname().machine} processors", hint=UNGUARDED)
+    count = len(program) // 8
+    text = ctypes.create_string_buffer(program, len(program))
+    head = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", count, ctypes.addressof(text)))
+    zero = ctypes.c_ulong(0)
+    if libc.prctl(PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), zero, zero, zero):
+        raise NetworkFailed(f"no_new_privs: {os.strerror(ctypes.get_errno())}", hint=UNGUARDED)
+    for flags in (NEW_LISTENER | WAIT_KILLABLE, NEW_LISTENER):  # the first from Linux 5.19 on
+        words = ctypes.c_long(SYS_SECCOMP), ctypes.c_ulong(SET_MODE_FILTER), ctypes.c_ulong(flags), head
+        listener = libc.syscall(*words)
+        if listener >= 0:
+            return int(listener)
+        if ctypes.get_errno() != errno.EINVAL:
+            break
+    why = os.strerror(ctypes.get_errno())
+    raise NetworkFailed(f"this kernel gives no listener for system calls: {why}", hint=UNGUARDED)
 
-    def take_descriptor(self, pidfd: int, number: int) -> int:
-        """A descriptor of ours for another process's open file. Raises OSError."""
-        words = ctypes.c_long(SYS_PIDFD_GETFD), ctypes.c_int(pidfd), ctypes.c_int(number), ctypes.c_uint(0)
-        descriptor = self._libc.syscall(*words)
-        if descriptor < 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        return int(descriptor)
+
+def take_descriptor(pidfd: int, number: int) -> int:
+    """A descriptor of ours for another process's open file. Raises OSError."""
+    words = ctypes.c_long(SYS_PIDFD_GETFD), ctypes.c_int(pidfd), ctypes.c_int(number), ctypes.c_uint(0)
+    descriptor = libc.syscall(*words)
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return int(descriptor)
 
 
 def read_memory(pid: int, address: int, size: int) -> bytes:

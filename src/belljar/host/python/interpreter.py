@@ -3,7 +3,7 @@
 The script, the program, its loader, the libraries the loader names, and of the standard library only what the script imports,
 found by importing it here. Modules are bytecode, so that an emulated guest compiles nothing. One tar archive, made once:
 
-    FOLDER/SHA256.tar       the archive, named by a key that stands for this Python and this script
+    FOLDER/SHA256.tar       the archive; the digest is that of a key, which stands for this Python and this script
     FOLDER/lock             held by the process that makes one
 
 In the guest it is started by its own loader (`command`), so nothing of the guest's is needed but its kernel: no C

@@ -23,7 +23,7 @@ from belljar.errors import NetworkFailed
 from belljar.host.guard import seccomp
 from belljar.host.guard.egress import DNS, Egress, Transport, Verdict, decide, is_own
 from belljar.host.guard.names import NO_DATA, NO_SUCH_NAME, query
-from belljar.host.guard.seccomp import Libc, Notice, among, beside, failing
+from belljar.host.guard.seccomp import Notice, among, beside, failing
 from belljar.host.guard.traffic import Call, Refusal, Refusals, Tell
 from belljar.host.threads import begin_thread
 from belljar.hypervisor.qemu.process.launch import spawn
@@ -31,9 +31,8 @@ from belljar.hypervisor.qemu.process.launch import spawn
 CLOSE, DUP2, SOCKET, CONNECT, SENDTO, SENDMSG, RECVMSG, BIND, LISTEN, SETSOCKOPT = 3, 33, 41, 42, 44, 46, 47, 49, 50, 54
 PTRACE, DUP3, SENDMMSG, VM_READ, VM_WRITE, CLOSE_RANGE, PIDFD_GETFD = 101, 292, 307, 310, 311, 436, 438
 IO_URING = (425, 426, 427)
-IP_OPTIONS = (socket.IPPROTO_IP, 4)  # a source route would lead elsewhere than to the address that is judged
+IP_OPTIONS, IP_RECVERR = 4, 11  # a source route would lead elsewhere than to the address that is judged
 NAME_SERVER = struct.pack("!H4s", DNS, socket.inet_aton("10.0.2.3"))  # slirp's, which asks the first of the host's
-IP_RECVERR = (socket.IPPROTO_IP, 11)
 INET_SIZE, LONGEST_ADDRESS, LONGEST_DATAGRAM = 16, 128, 65535
 REFUSED = errno.ENETUNREACH  # slirp tells the guest that the network is unreachable
 TRANSPORTS: dict[tuple[int, int], Transport] = {
@@ -46,7 +45,6 @@ TRANSPORTS: dict[tuple[int, int], Transport] = {
 def program(sealed: Sequence[int], *, answers_queries: bool = False) -> bytes:
     """The filter. *sealed*: QEMU's connected sockets, where it may send anything; it can put no others there. *answers_queries*: on
     sockets of another family, from which slirp would take the answer for an error."""
-    families, kinds = (socket.AF_UNIX, socket.AF_INET), (socket.SOCK_STREAM, socket.SOCK_DGRAM)
     rules: list[seccomp.Rule] = [
         ((CONNECT,), seccomp.NOTIFY, ()),
         ((SENDTO,), seccomp.NOTIFY, [beside(4, (0,))]),  # not a null pointer
@@ -57,16 +55,15 @@ def program(sealed: Sequence[int], *, answers_queries: bool = False) -> bytes:
         ((CLOSE_RANGE, *IO_URING), failing(errno.ENOSYS), ()),
         ((BIND, LISTEN, SENDMMSG), failing(errno.EACCES), ()),
         ((PTRACE, VM_READ, VM_WRITE, PIDFD_GETFD), failing(errno.EPERM), ()),
-        ((SOCKET,), failing(errno.EAFNOSUPPORT), [beside(0, families)]),
-        ((SOCKET,), failing(errno.EPROTONOSUPPORT), [beside(1, kinds, mask=0xF)]),
+        ((SOCKET,), failing(errno.EAFNOSUPPORT), [beside(0, (socket.AF_UNIX, socket.AF_INET))]),
+        ((SOCKET,), failing(errno.EPROTONOSUPPORT), [beside(1, (socket.SOCK_STREAM, socket.SOCK_DGRAM), mask=0xF)]),
         ((SOCKET,), failing(errno.EPROTONOSUPPORT), [beside(2, (0, 1, 6, 17))]),
-        ((SETSOCKOPT,), failing(errno.EPERM), [among(1, IP_OPTIONS[:1]), among(2, IP_OPTIONS[1:])]),
+        ((SETSOCKOPT,), failing(errno.EPERM), [among(1, (socket.IPPROTO_IP,)), among(2, (IP_OPTIONS,))]),
     ]
     if answers_queries:
-        is_error = among(2, (socket.MSG_ERRQUEUE,), mask=socket.MSG_ERRQUEUE)
         rules += [
-            ((SETSOCKOPT,), failing(0), [among(1, IP_RECVERR[:1]), among(2, IP_RECVERR[1:])]),
-            ((RECVMSG,), failing(errno.EAGAIN), [is_error]),
+            ((SETSOCKOPT,), failing(0), [among(1, (socket.IPPROTO_IP,)), among(2, (IP_RECVERR,))]),
+            ((RECVMSG,), failing(errno.EAGAIN), [among(2, (socket.MSG_ERRQUEUE,), mask=socket.MSG_ERRQUEUE)]),
         ]
     return seccomp.program(rules)
 
@@ -76,7 +73,6 @@ class QemuGuard:
 
     def __init__(self, egress: Egress, tell: Tell) -> None:
         self._egress, self._tell, self._refusals = egress, tell, Refusals(tell)
-        self._libc = Libc()
         self._listener = self._pidfd = self._pid = -1
         self._failure: BaseException | None = None
         self._calls: dict[int, Callable[[Notice], int]] = {CONNECT: self._connect, SENDTO: self._send}
@@ -98,7 +94,7 @@ class QemuGuard:
     def _keep(self, start: Callable[[], int], filter: bytes, has_started: threading.Event) -> None:
         """The parent's whole life. It is under the filter itself, so it does nothing but wait for its child's end."""
         try:
-            self._listener = self._libc.install(filter)
+            self._listener = seccomp.install(filter)
             self._pid = start()
             self._pidfd = os.pidfd_open(self._pid)
         except BaseException as exc:
@@ -200,7 +196,7 @@ class QemuGuard:
 
     def _socket(self, notice: Notice) -> socket.socket:
         """The child's socket, as ours. Closing it closes ours alone. One on which a query was answered is as it was before."""
-        fd = self._libc.take_descriptor(self._pidfd, notice.args[0] & 0xFFFFFFFF)
+        fd = seccomp.take_descriptor(self._pidfd, notice.args[0] & 0xFFFFFFFF)
         try:
             end = socket.socket(fileno=fd)
         except OSError:
