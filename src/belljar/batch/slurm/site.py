@@ -161,10 +161,7 @@ def shown(text: str) -> dict[str, list[str]]:
 
 def _has_lua(place: Place) -> bool:
     """Was this Slurm built with Lua? Else slurmctld would not start with the plugin. If it cannot be seen, it was."""
-    try:
-        folders = [Path(name) for name in shown(place.output(*CONFIG)).get("plugindir", [""])[-1].split(":") if name]
-    except BelljarError:
-        return True
+    folders = [Path(name) for name in shown(place.asked(*CONFIG)).get("plugindir", [""])[-1].split(":") if name]
     return any((folder / LUA).exists() for folder in folders) or not any(folder.is_dir() for folder in folders)
 
 
