@@ -22,7 +22,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from belljar import pool
-from belljar.batch.install import pieces
 from belljar.batch.job.terms import one_line, one_node, whole
 from belljar.batch.slurm.site import CONFIG, shown
 from belljar.errors import BelljarError
@@ -83,6 +82,7 @@ Epilog=/run/belljar/epilog
 # slurmd wants control groups whatever it tracks processes by, and there is no systemd to ask for them.
 CGROUPS = b"CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\n"
 
+MOST_OF_A_SCRIPT = 1 << 20
 ON_ITSELF = "jobs would run on the bait itself"
 HEAD = re.compile(r"(?im)^\s*(?:SlurmctldHost|ControlMachine)\s*=\s*([^\s(]+)(?:\(([^)\s]+)\))?")
 JOIN = Path(__file__).with_name("join.sh").read_bytes()
@@ -374,8 +374,14 @@ def heads(conf: str, hosts: Iterable[str]) -> dict[str, str]:
 def _prolog(path: str) -> str:
     if not path:
         return f"slurm.conf names none: {ON_ITSELF}"
-    is_ours = path.endswith("*") or pieces.names(Path(path), "bait arrive")  # of several each may be
-    return "" if is_ours else f"{path} has no `belljar bait arrive`: {ON_ITSELF}"
+    if path.endswith("*"):  # several, of which each may be ours
+        return ""
+    try:
+        with open(path, "rb") as file:
+            has_it = b"bait arrive" in file.read(MOST_OF_A_SCRIPT)
+            return "" if has_it else f"{path} has no `belljar bait arrive`: {ON_ITSELF}"
+    except OSError as exc:
+        return f"{path}: {exc.strerror}"
 
 
 def _partition(ask: Ask, queue: str) -> str:
