@@ -265,19 +265,13 @@ def _place_of_result(request: Request) -> Path:
 @cache
 def _code() -> tuple[dict[str, bytes], dict[str, bytes]]:
     """Of cloudpickle's modules, and of its loaders. Raises LibraryMissing."""
+    from importlib.util import find_spec
+
     try:
         from cloudpickle import cloudpickle
     except ImportError as exc:
         hint = "`pip install cloudpickle`, or `make install EXTRAS=executor`."
         raise LibraryMissing("cloudpickle is not there", hint=hint) from exc
-    modules = {name: marshal.dumps(_code_of(name)) for name in inside.MODULES}
+    modules = {name: marshal.dumps(find_spec(name).loader.get_code(name)) for name in inside.MODULES}  # type: ignore[union-attr]
     known = vars(cloudpickle)
     return modules, {name: marshal.dumps(known[name].__code__) for name in LOADERS if name in known}
-
-
-def _code_of(module: str) -> Any:
-    from importlib.util import find_spec
-
-    spec = find_spec(module)
-    assert spec is not None and spec.loader is not None
-    return spec.loader.get_code(module)  # type: ignore[attr-defined]

@@ -53,10 +53,7 @@ class Settings:
         ("* *",),
         "who may use which image, `WHO PATTERN` each; WHO is *, user:NAME, group:NAME or queue:NAME; PATTERN (debian*) is of the site's images, a lone * of users' own too",
     )
-    pull: Pull = setting(
-        Pull.NEVER,
-        "may a job pull docker://HOST/NAME; it needs a rule `WHO *` of `batch.allow`, too",
-    )
+    pull: Pull = setting(Pull.NEVER, "may a job pull docker://HOST/NAME; it needs a rule `WHO *` of `batch.allow`, too")
     registries: tuple[str, ...] = setting(
         (), "the registries of `pull = site-registries`, `HOST[:PORT][/PATH]` each (registry.example.org/physics)"
     )
@@ -90,10 +87,7 @@ class Settings:
         "never",
         "never; on-request: jobs that ask for it; or for jobs that ask for nothing: on-preempt, on-limit, every=TIME, or several with + between",
     )
-    checkpoint_folder: str = setting(
-        "",
-        "checkpoints of jobs, on every node: a folder of mode 1777",
-    )
+    checkpoint_folder: str = setting("", "checkpoints of jobs, on every node: a folder of mode 1777")
     checkpoint_lead: float = setting(
         120.0, "so long before its time limit a job with on-limit is checkpointed", unit="seconds"
     )

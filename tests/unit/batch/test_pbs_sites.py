@@ -114,9 +114,9 @@ def test_our_folder_is_the_same_on_server_and_nodes(tmp_path: Path, site: Any, o
 @pytest.mark.parametrize("site", [openpbs_site.SITE, torque_site.SITE])
 def test_a_folder_that_is_neither_is_refused(site: object, tmp_path: Path) -> None:
     with pytest.raises(BadOption, match="neither server_priv nor mom_priv"):
-        site.pieces(place(tmp_path))  # type: ignore[attr-defined]
+        list(site.pieces(place(tmp_path)))  # type: ignore[attr-defined]
     with pytest.raises(BadOption, match="no option"):
-        site.pieces(place(tmp_path, "mom_priv", colour="red"))  # type: ignore[attr-defined]
+        list(site.pieces(place(tmp_path, "mom_priv", colour="red")))  # type: ignore[attr-defined]
 
 
 @pytest.fixture

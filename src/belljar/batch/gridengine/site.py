@@ -108,11 +108,7 @@ def fingerprint(settings: Settings) -> str:
 
 def _per_slot(place: Place) -> list[str]:
     """Which of the memory complexes this site counts for each slot (consumable YES), in the order of the list."""
-    try:
-        shown = place.output("qconf", "-sc")
-    except BelljarError:
-        return []
-    rows = (line.split() for line in shown.splitlines() if not line.startswith("#"))
+    rows = (line.split() for line in place.asked("qconf", "-sc").splitlines() if not line.startswith("#"))
     return [row[0] for row in rows if len(row) == 8 and row[0] in RESERVED and row[5].upper() == "YES"]
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from belljar.batch.htcondor.dialect import CLOSED, CLOSED_REASON, HELD, IMAGES, POOL_IMAGES, SHELL, WORKS, of_this_host
@@ -118,9 +117,7 @@ def _clashes(place: Place) -> Iterator[Clash]:
 
 def ask(place: Place, daemon: str, name: str) -> str:
     """The final value as this daemon has it; "" where it is not set, or nobody answers."""
-    with suppress(BelljarError):
-        return place.output("condor_config_val", *(("-subsystem", daemon) if daemon else ()), name).strip()
-    return ""
+    return place.asked("condor_config_val", *(("-subsystem", daemon) if daemon else ()), name).strip()
 
 
 def _holds(place: Place, subsystem: str, name: str, ours: str) -> Finding:

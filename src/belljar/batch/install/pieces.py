@@ -19,7 +19,7 @@ from typing import Protocol
 
 from belljar.batch import Settings
 from belljar.batch.install.commands import Needs
-from belljar.errors import CommandFailed, CommandMissing
+from belljar.errors import BelljarError, CommandFailed, CommandMissing
 from belljar.findings import Finding
 from belljar.host.files import read_capped, write_whole
 from belljar.records import dataclass, field
@@ -48,6 +48,12 @@ class Place:
     def output(self, *argv: str) -> str:
         """What a command of the system prints, as text. Raises CommandFailed, CommandMissing."""
         return self.run(argv).decode(errors="replace")
+
+    def asked(self, *argv: str) -> str:
+        """The same; "" where the system does not answer."""
+        with suppress(BelljarError):
+            return self.output(*argv)
+        return ""
 
     def filled(self, template: Path, **words: object) -> bytes:
         """A template with a word for each `@name@` in it: belljar's path, the deadline of hooks, and these."""

@@ -161,10 +161,7 @@ def shown(text: str) -> dict[str, list[str]]:
 
 def _has_lua(place: Place) -> bool:
     """Was this Slurm built with Lua? Else slurmctld would not start with the plugin. If it cannot be seen, it was."""
-    try:
-        folders = [Path(name) for name in shown(place.output(*CONFIG)).get("plugindir", [""])[-1].split(":") if name]
-    except BelljarError:
-        return True
+    folders = [Path(name) for name in shown(place.asked(*CONFIG)).get("plugindir", [""])[-1].split(":") if name]
     return any((folder / LUA).exists() for folder in folders) or not any(folder.is_dir() for folder in folders)
 
 
@@ -186,12 +183,14 @@ def _hooked(place: Place, hook: str, scripts: Sequence[str]) -> Finding:
 def plugin_text(place: Place) -> bytes:
     """The site's settings as a table, then code that is the same everywhere. Raises BadSetting, BadOption for what cannot be
     said in it."""
-    site = policy.site_of(place.settings)
+    site, wrapper = policy.site_of(place.settings), str(place.wrapper)
+    if re.search(r"\s", wrapper) or len(wrapper) > 80:
+        raise BadOption(f"{wrapper}: a `#!` line takes no path with blanks and none longer than 80 characters")
     rules = [
         {"kind": kind, "name": name, "pattern": _pattern(glob), "shown": glob} for kind, name, glob in site["allow"]
     ]
     site |= {
-        "wrapper": _wrapper(place), "names": str(place.store / "images/names"), "features": _features(place), "allow": rules,
+        "wrapper": wrapper, "names": str(place.store / "images/names"), "features": _features(place), "allow": rules,
         "baits": {name: name for name in place.options.get("bait", "").split()}, "disk_is_scratch": bool(place.settings.scratch),
         "checkpoint_hint": policy.CHECKPOINT_HINT, "pull_hint": judge.PULL_HINT,
     }  # fmt: skip
@@ -199,14 +198,6 @@ def plugin_text(place: Place) -> bytes:
     made = f"{MARK} from the settings [batch]. Changes here are lost."
     lines = "".join(f"   {key} = {in_lua(value)},\n" for key, value in site.items())
     return f"{made}\nlocal site = {{\n{lines}}}\n\n{code}".encode()
-
-
-def _wrapper(place: Place) -> str:
-    """Raises BadOption for a path the kernel would not take in a `#!` line."""
-    path = str(place.wrapper)
-    if re.search(r"\s", path) or len(path) > 80:
-        raise BadOption(f"{path}: a `#!` line takes no path with blanks and none longer than 80 characters")
-    return path
 
 
 def _features(place: Place) -> dict[str, str]:

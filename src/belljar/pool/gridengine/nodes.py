@@ -256,27 +256,17 @@ def _views(entry: str, queue: str) -> list[NodeView]:
     for qname, key, text in re.findall(r"<queuevalue qname='([^']+)' name='(\w+)'>([^<]*)</queuevalue>", entry):
         queues.setdefault(qname, {})[key] = text
     names = {queue: name[1], **{qname: f"{qname}@{name[1]}" for qname in queues if qname != queue}}
-    return [
-        NodeView(node, _node_state(values, instance), (), _reason(instance))
-        for qname, node in names.items()
-        for instance in (queues.get(qname, {}),)
-    ]
+    return [_view(node, values, queues.get(qname, {})) for qname, node in names.items()]
 
 
-def _node_state(values: Mapping[str, str], queue: Mapping[str, str]) -> NodeState:
+def _view(node: str, values: Mapping[str, str], queue: Mapping[str, str]) -> NodeView:
     """d(isabled) by somebody, E(rror) of a prolog, u(nheard)."""
     is_busy, letters = queue.get("slots_used", "0") != "0", queue.get("state_string", "")
-    if {"d", "E"} & set(letters):
-        return NodeState.DRAINING if is_busy else NodeState.OUT
-    if is_busy:
-        return NodeState.BUSY
     is_heard = values.get("load_avg", "-") != "-" and "u" not in letters
-    return NodeState.IDLE if is_heard else NodeState.AWAY
-
-
-def _reason(queue: Mapping[str, str]) -> str:
-    letters = queue.get("state_string", "")
-    return "Prolog error" if "E" in letters and "d" not in letters else letters
+    state = NodeState.BUSY if is_busy else NodeState.IDLE if is_heard else NodeState.AWAY
+    if {"d", "E"} & set(letters):
+        state = NodeState.DRAINING if is_busy else NodeState.OUT
+    return NodeView(node, state, (), "Prolog error" if "E" in letters and "d" not in letters else letters)
 
 
 def listed(nodes: tuple[str, ...]) -> dict[str, str]:

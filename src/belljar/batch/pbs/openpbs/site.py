@@ -42,12 +42,21 @@ class OpenPbsSite(SiteOfSystem):
         bins=lambda variables: (f"{variables['PBS_EXEC']}/bin",) if "PBS_EXEC" in variables else (),
     )  # fmt: skip
 
-    def pieces(self, place: Place) -> list[Piece]:
+    def pieces(self, place: Place) -> Iterator[Piece]:
         """Our folder is the same on all hosts, which may share it."""
         is_server, _ = roles(place, "openpbs", (), "PBS_HOME")
         config = OurFile("settings of the hooks", place.wrapper.with_name("belljar.json"), config_of(place))
         hooks = [OurFile(name, place.wrapper.with_name(f"{name}.py"), text_of(name)) for name in HOOKS]
-        return [config, *hooks, *(_server(config, hooks) if is_server else ())]
+        yield from (config, *hooks)
+        if not is_server:
+            return
+        for hook in hooks:
+            yield from _hook(hook, config)
+        # Last here is first out: PBS refuses that while a job has one, which without the hooks would run on the node itself.
+        for name, (kind, flags) in reversed(RESOURCES.items()):
+            do, undo = f"create resource {name} type={kind},flag={flags}", f"delete resource {name}"
+            change = _change(f"resource {name}", f"list resource {name}", partial(_has_flags, flags), [do], undo)
+            yield replace(change, undo_hint=BUSY)
 
     def findings(self, place: Place) -> Iterator[Finding]:
         """A classic epilogue does not run beside a hook for the same event."""
@@ -55,16 +64,6 @@ class OpenPbsSite(SiteOfSystem):
         detail = f"{script} does not run while a hook has execjob_epilogue" if script.exists() else ""
         remedy = "Make it a hook of that event, or call it from one."
         yield expect("no epilogue script that PBS would no longer run", not detail, detail, remedy)
-
-
-def _server(config: OurFile, hooks: list[OurFile]) -> Iterator[Piece]:
-    for hook in hooks:
-        yield from _hook(hook, config)
-    # Last here is first out: PBS refuses that while a job has one, which without the hooks would run on the node itself.
-    for name, (kind, flags) in reversed(RESOURCES.items()):
-        do, undo = f"create resource {name} type={kind},flag={flags}", f"delete resource {name}"
-        change = _change(f"resource {name}", f"list resource {name}", partial(_has_flags, flags), [do], undo)
-        yield replace(change, undo_hint=BUSY)
 
 
 def text_of(name: str) -> bytes:

@@ -10,7 +10,7 @@ from belljar.batch.install.commands import Needs
 from belljar.batch.install.pieces import Advice, Change, Clash, OurFile, OurLines, Piece, Place
 from belljar.batch.pbs.common import ANSWERS, PROGRAMS, QUEUES, reread, roles
 from belljar.batch.pbs.torque.dialect import AGAIN_STATUS, RECORD
-from belljar.errors import BadOption, BelljarError
+from belljar.errors import BadOption
 from belljar.findings import Finding, expect
 
 OPTIONS = ("queue", "hooks")
@@ -62,10 +62,7 @@ def _server(place: Place) -> Piece:
 
 def _attribute(place: Place, name: str) -> str:
     """A server attribute, a list's parts with commas; "" where it is not set or the server cannot be asked."""
-    try:
-        out = place.output("qmgr", "-c", "print server")
-    except BelljarError:
-        return ""
+    out = place.asked("qmgr", "-c", "print server")
     return ",".join(value.strip() for value in re.findall(rf"^set server {name} \+?= (.*)$", out, re.MULTILINE))
 
 
