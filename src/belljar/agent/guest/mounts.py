@@ -39,7 +39,7 @@ class Mounts:
         try:
             os.makedirs(target, exist_ok=True)
             load_filesystem(kind.decode("ascii"), *modules)
-            awaited(lambda: libc.mount(tag, target, kind, flags, options))
+            awaited(lambda: libc.mount(tag, target, kind, flags, options), PATIENCE)
         except OSError as exc:
             if exc.errno == errno.ENODEV:
                 raise Refused("no-filesystem", f"the guest's kernel has no {shown(kind)} file system") from exc
@@ -81,7 +81,7 @@ class Mounts:
         os.sync()
 
 
-def awaited(attempt: Callable[[], None], patience: float = PATIENCE) -> None:
+def awaited(attempt: Callable[[], None], patience: float) -> None:
     """Attempt it. Where it fails by one of the MISSING errors a driver or a device is still to come: the kernel is told to
     look at the bus anew, then each of its events is waited for, and it is tried again. Raises OSError."""
     events, deadline = None, time.monotonic() + patience
@@ -118,7 +118,7 @@ def devices_of(serials: list[bytes]) -> list[bytes]:
             raise OSError(errno.ENXIO, ", ".join(missing))
 
     try:
-        awaited(look)
+        awaited(look, PATIENCE)
     except OSError as exc:
         raise Refused("no-disk", f"the guest's kernel does not find the disk {exc.strerror}") from exc
     return [b"/dev/" + names[serial] for serial in serials]
