@@ -205,8 +205,13 @@ async def test_one_that_never_answers_says_why_and_none_is_left(
     with pytest.raises(error, match=f"--share virtiofs:{spec.shares[0].source}: ") as caught:
         await serve(spec, Settings(virtiofsd=str(program)))
     assert says.lower() in caught.value.hint.lower()
-    async with asyncio.timeout(10):  # the kernel kills what is in its namespace after it
-        while [pid for id, pid in load(Settings(), tmp_path / "store").alive() if id == spec.id]:  # noqa: ASYNC110
+    await gone(spec, tmp_path)
+
+
+async def gone(spec: DomainSpec, folder: Path) -> None:
+    """The kernel kills what is in its namespace a moment after the first process."""
+    async with asyncio.timeout(10):
+        while [pid for id, pid in load(Settings(), folder / "store").alive() if id == spec.id]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -227,9 +232,7 @@ async def test_whoever_gives_up_waiting_leaves_none(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    async with asyncio.timeout(10):  # the kernel kills what the first process has started, a moment after it
-        while [pid for id, pid in load(Settings(), tmp_path / "store").alive() if id == spec.id]:
-            await asyncio.sleep(0.01)
+    await gone(spec, tmp_path)
 
 
 async def test_one_that_never_answers_is_not_waited_for_for_ever(

@@ -75,6 +75,14 @@ class Channel:
             self.heeded = self.poll
             self.poll.modify(self.fd, self.mask)
 
+    def look(self) -> None:
+        """Wait until something is ready, and do what it asks for. What is ready beside the order to hold still waits, too."""
+        for fd, events in self.heeded.poll():
+            action = self.ready.get(fd) if fd == self.fd or not self.is_still else None
+            if action is not None:
+                action(events)
+        self.flush()
+
     # -- speaking
 
     def send(self, kind: int, number: int, body: bytes = b"") -> None:

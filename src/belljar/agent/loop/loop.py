@@ -63,11 +63,7 @@ class Agent(Channel):
 
     def run(self) -> None:
         while not self.is_over:
-            for fd, events in self.heeded.poll():
-                action = self.ready.get(fd)
-                if action is not None:
-                    action(events)
-            self.flush()
+            self.look()
             while self.later:
                 self.later.pop(0)()
 

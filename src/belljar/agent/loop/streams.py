@@ -40,8 +40,8 @@ class Outflow(Flow):
         agent.watch(fd, select.EPOLLIN, self.pump)
 
     def pump(self, events: int = 0) -> None:
-        """One read; until nothing is left once nobody writes any more."""
-        while self.fd >= 0:
+        """One read; until nothing is left once nobody writes any more. None while all is held still: credit may come all the same."""
+        while self.fd >= 0 and not self.agent.is_still:
             if not self.is_mute and (not self.credit or self.agent.is_full()):
                 self.agent.unwatch(self.fd)
                 if self.credit:
