@@ -17,7 +17,7 @@ BUDGETS = {
     "network": 930,
     "context": 850,
     "guest": 1380,
-    "agent": 3760,
+    "agent": 3770,
     "batch": 4970,
     "pool": 1500,
     "machine": 6480,
