@@ -269,30 +269,29 @@ def make_request(
     if checkpoints is None:
         missing = "batch.shares: {}: no such folder on this node"
         shares = of_site(settings.batch.shares, lambda it: complain(missing.format(it), ""))
+    placing = {name: getattr(settings.machine, name) for name in PLACING}
     caller = Caller(
-        account=own(), umask=umask(), rlimits=rlimits(),
-        stdio=(kind(0), kind(1), kind(2)), shares=shares,
-        network=settings.machine.network, start=settings.machine.start, cpus=settings.machine.cpus,
-        context=settings.machine.context, placing={name: getattr(settings.machine, name) for name in PLACING}, memory=settings.machine.memory, terminal=os.isatty(0) and os.isatty(1),
+        account=own(), umask=umask(), rlimits=rlimits(), stdio=(kind(0), kind(1), kind(2)), shares=shares,
+        network=settings.machine.network, start=settings.machine.start, cpus=settings.machine.cpus, context=settings.machine.context,
+        placing={**placing, "devices": devices_of(here, batch.load(job.system), runtime)},
+        memory=settings.machine.memory, terminal=os.isatty(0) and os.isatty(1),
         own=tuple(map(str, (settings.paths.run, settings.paths.scratch, settings.paths.store, settings.paths.logs))),
     )  # fmt: skip
     request = build(here, job, image, caller, settings.batch, time.time())
-    request = with_devices(request, here, batch.load(job.system), runtime)
     return replace(request, checkpointable=True, restore=checkpoints.restore) if checkpoints else request
 
 
-def with_devices(request: Request, here: Surroundings, system: batch.System, runtime: Runtime) -> Request:
-    """With those that the job's system gave it. Raises HostError where these are not known: it never runs without."""
+def devices_of(here: Surroundings, system: batch.System, runtime: Runtime) -> tuple[str, ...]:
+    """Those that the job's system gave it. Raises HostError where these are not known: it never runs without."""
     env = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in here.env}
     if not (given := system.dialect.devices(env)):
-        return request
+        return ()
     from belljar.jobs.devices import of_job
 
     try:
-        devices = tuple(f"pci:{address}" for address in of_job(given, runtime.devices, system.title))
+        return tuple(f"pci:{address}" for address in of_job(given, runtime.devices, system.title))
     except errors.BadSetting as exc:
         raise errors.HostError(exc.message, hint="The site has to correct devices.toml.") from exc
-    return replace(request, machine=replace(request.machine, devices=devices))
 
 
 # -- the end -------------------------------------------------------------------------------------------------------------

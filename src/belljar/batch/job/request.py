@@ -62,7 +62,7 @@ class Caller:
     memory: int
     terminal: bool = False  # standard input and output are one: an interactive job
     context: Context = Context.AUTO
-    placing: Mapping[str, Any] = field(default_factory=dict)  # PLACING, by the settings
+    placing: Mapping[str, Any] = field(default_factory=dict)  # PLACING by the settings, and the job's devices
     own: tuple[str, ...] = ()  # belljar's folders, never a part of the job's
 
 

@@ -30,9 +30,8 @@ class OwnDisk(Kind):
         boot, size = launch.spec.boot, launch.spec.disk_size
         nothing = ["-blockdev", compact({"driver": "null-co", "node-name": "disk0", "size": size})]
         words = chain("disk", launch.layers, WRITTEN) or nothing
-        if (
-            boot.is_disc
-        ):  # on a controller that every firmware boots from, and guests with nothing there need no driver for
+        if boot.is_disc:
+            # On a controller that every firmware boots from, and guests with nothing there need no driver for.
             return [*words, "-device", "ich9-ahci,id=discs", "-device", "ide-cd,bus=discs.0,drive=disk0,bootindex=1"]
         order = "" if boot.kernel else ",bootindex=1"
         return [*words, "-device", f"virtio-blk-pci-non-transitional,drive=disk0,werror=enospc,rerror=report{order}"]
@@ -59,9 +58,8 @@ class FurtherDisks(Kind):
 
     def words(self, launch: Launch) -> list[str]:
         words: list[str] = []
-        if (
-            launch.spec.seed
-        ):  # a read-only disc that every guest has a driver for, because its own disk needs the same one
+        if launch.spec.seed:
+            # A read-only disc that every guest has a driver for, because its own disk needs the same one.
             words = node("seed", "raw", launch.seed, READ)
             words += ["-device", "virtio-blk-pci-non-transitional,drive=seed,serial=seed"]
         for number, (disk, fds) in enumerate(zip(launch.spec.disks, launch.disks, strict=True)):

@@ -26,9 +26,8 @@ def finish(ending: Ending, verdict: Verdict, run: Run) -> int:
             with suppress(OSError):
                 os.unlink(path)
     try:
-        if (
-            ending.opens
-        ):  # HTCondor's starter reads the file as another user, perhaps in the job's group, in the job's folder
+        if ending.opens:
+            # HTCondor's starter reads the file as another user, perhaps in the job's group, in the job's folder.
             for path, _ in ending.files:
                 os.chmod(path, 0o644)
             os.chmod(ending.opens, stat.S_IMODE(os.stat(ending.opens).st_mode) | 0o011)
