@@ -1,19 +1,23 @@
 """Devices of the host in real guests: plugged into clones and cold starts; and, under an emulated IOMMU, by VFIO itself.
 
 `CARDS` is belljar with emulated controllers in place of the host's: what QEMU and the guest do is the same, and no host needs
-an IOMMU for it. The slow test boots this host's own files, read-only, as an outer machine that has an IOMMU, and runs belljar in it.
+an IOMMU for it. The slow test boots this host's own files, read-only, as an outer machine that has an IOMMU, and runs belljar in it;
+the outer machine's QEMU is Debian 13's, which has a card with virtual functions.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from tests.live.conftest import STORE, Belljar, Completed
+from tests.roots import files
 
 from belljar.journal import read
 
@@ -77,11 +81,25 @@ from belljar.model import Payload, RunPayload
 card = HostDevice("", (1 << 14, 0))
 supervisor.Equipment = lambda: Equipment(devices=(card,))
 runtime = Runtime()
-request = make_request(runtime.settings, RunPayload(Payload((), caller())), image="debian12", devices=("nvme:1",))
+request = make_request(runtime.settings, RunPayload(Payload((), caller())), image="@IMAGE@", devices=("given:1",))
 print(build_template(runtime, request, exact=True).key)
 """
-MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay", "vfio_iommu_type1", "vfio-pci", "nvme")
-NVME, WORD = "0000:00:06.0", "of the host's own device\n"
+MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay", "vfio_iommu_type1", "vfio-pci", "nvme", "igb", "igbvf")
+WORD = "of the host's own device\n"
+# One is driven by a module of the image's; for the other a warm image has loaded it.
+CASES = {
+    "whole": {
+        "IMAGE": "debian12", "MATCH": "class=0108", "SETUP": "", "DEVICE": "0000:00:06.0", "KIND": "function", "DRIVER": "nvme",
+        "JOB": f"head -c {len(WORD)} /dev/nvme0n1", "SEEN": WORD,
+    },
+    "virtual": {
+        "IMAGE": f"igbvf-{os.getpid()}", "MATCH": "vendor=8086 kind=virtual",
+        "SETUP": "busybox ip link set eth0 up; echo 2 > /sys/bus/pci/devices/0000:00:07.0/sriov_numvfs",
+        "DEVICE": "0000:00:17.0", "KIND": "virtual", "DRIVER": "igbvf", "SEEN": "reply from 10.0.2.2 [52:55:",
+        "JOB": "busybox ip link set eth0 up; busybox ip addr add 10.0.2.9/24 dev eth0;"
+               " until busybox arping -f -w 5 -I eth0 10.0.2.2; do sleep 1; done",
+    },
+}  # fmt: skip
 INIT = """\
 #!/bin/sh
 /bin/busybox --install -s /bin
@@ -102,7 +120,7 @@ export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root PYTHONPATH=@ROOT@/src @PATH
 export BELLJAR_QEMU_ACCELERATOR=tcg BELLJAR_QEMU_BOOT_TIMEOUT=1500s BELLJAR_QEMU_QMP_TIMEOUT=120s
 export BELLJAR_MACHINE_CLONE_TIMEOUT=300s BELLJAR_MACHINE_DEVICE_TIMEOUT=300s
 mkdir /run/site; cd /run/site; touch belljar.toml
-printf '[class.nvme]\\nmatch = ["class=0108"]\\n' > devices.toml
+printf '[class.given]\\nmatch = ["@MATCH@"]\\n' > devices.toml
 @PYTHON@ - <<'END'
 import json, os, subprocess
 from pathlib import Path
@@ -123,72 +141,98 @@ path.write_text(json.dumps(manifest))
 END
 belljar() { @PYTHON@ -m belljar --config /run/site/belljar.toml "$@"; }
 said() { echo "== $1: $?"; }
-belljar device bind @NVME@ --user root; said bound
-belljar run --device nvme:1 -- head -c @LENGTH@ /dev/nvme0n1; said ran
-belljar run --device pci:@NVME@ --name held -- sh -c 'head -c @LENGTH@ /dev/nvme0n1; sleep 40' & held=$!
+job='@JOB@'
+@SETUP@
+belljar device bind @DEVICE@ --user root; said bound
+belljar device list; belljar device check; said checked
+belljar run --image @IMAGE@ --device given:1 -- sh -c "$job"; said ran
+belljar run --image @IMAGE@ --device pci:@DEVICE@ --name held -- sh -c "$job; sleep 40" & held=$!
 until belljar ps | grep -q running; do sleep 1; done
-belljar run --device nvme:1 -- true; said refused
-belljar device release @NVME@; said busy
+belljar run --image @IMAGE@ --device given:1 -- true; said refused
+belljar device release @DEVICE@; said busy
 wait $held; said ended
-@PYTHON@ -m belljar --config /run/site/belljar.toml run --device nvme:1 -- sleep 1000 & killed=$!
+@PYTHON@ -m belljar --config /run/site/belljar.toml run --image @IMAGE@ --device given:1 -- sleep 1000 & killed=$!
 until belljar ps | grep -q running; do sleep 1; done
 kill -9 $killed; wait $killed; belljar reap
-belljar device release @NVME@; said released
-readlink /sys/bus/pci/devices/@NVME@/driver
+belljar device release @DEVICE@; said released
+readlink /sys/bus/pci/devices/@DEVICE@/driver
 """
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_device_by_vfio_in_a_machine_of_a_machine(belljar: Belljar, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_a_device_by_vfio_in_a_machine_of_a_machine(belljar: Belljar, tmp_path: Path, case: str) -> None:
     """It prints what it does; some minutes, on a busy host many."""
-    for program in ("apt-get", "dpkg-deb", "depmod", "cpio", "busybox"):
+    for program in ("apt-get", "dpkg-deb", "depmod", "cpio", "busybox", "mmdebstrap"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
-    env = belljar.env | {"BELLJAR_QEMU_ACCELERATOR": "tcg"}
-    made = subprocess.run([sys.executable, "-c", PREPARE], env=env, capture_output=True, text=True, check=True)
-    kernel = make_initrd(tmp_path)
-    (tmp_path / "disk").write_text(WORD)
-    os.truncate(tmp_path / "disk", 64 << 20)
+    belljar.env["BELLJAR_QEMU_ACCELERATOR"] = "tcg"
+    words = CASES[case]
+    kernel = make_initrd(tmp_path, belljar.json("image", "show", "debian12")["facts"]["release"])
+    try:
+        if words["IMAGE"] != "debian12":
+            module = next((tmp_path / "all").rglob(f"{words['DRIVER']}.ko*"))
+            recipe = ("--from", "debian12", "--in", str(module), "--user", "0:0", "--cwd", "/root")
+            made = belljar("image", "warm", words["IMAGE"], *recipe, "--", "insmod", module.name)
+            assert made.returncode == 0, made.stderr.decode()
+        said = outer_machine(belljar, tmp_path, kernel, words)
+    finally:
+        if words["IMAGE"] != "debian12":
+            belljar("image", "remove", words["IMAGE"])
+    print(said)
+    for step, code in (
+        ("bound", 0), ("checked", 0), ("ran", 0), ("refused", 125), ("busy", 125), ("ended", 0), ("released", 0),
+    ):  # fmt: skip
+        assert f"== {step}: {code}\n" in said
+    assert re.search(f"^{words['DEVICE']} +given +[0-9a-f:]+ +{words['KIND']} +[0-9]+ +vfio-pci ", said, re.MULTILINE)
+    assert said.count(words["SEEN"]) == 2
+    assert said.count("another machine has it") + said.count("another process has it") == 2
+    assert said.rstrip().splitlines()[-2 if "Power down" in said else -1].endswith(f"/drivers/{words['DRIVER']}")
+
+
+def outer_machine(belljar: Belljar, folder: Path, kernel: Path, words: dict[str, str]) -> str:
+    """What it writes to its console, to its end."""
+    prepare = [sys.executable, "-c", filled(PREPARE, words)]
+    made = subprocess.run(prepare, env=belljar.env, capture_output=True, text=True, check=True)
     paths = " ".join(f"BELLJAR_PATHS_{name.upper()}=/run/{name}" for name in ("run", "scratch", "logs"))
-    words = {
+    more = {
         "ROOT": ROOT, "PATHS": f"{paths} BELLJAR_PATHS_STORE={STORE}", "PYTHON": sys.executable, "STORE": STORE,
-        "NVME": NVME, "LENGTH": len(WORD), "KEY": made.stdout.split()[-1],
+        "KEY": made.stdout.split()[-1],
     }  # fmt: skip
-    (tmp_path / "inside.sh").write_text(filled(INSIDE, words))
+    (folder / "inside.sh").write_text(filled(INSIDE, words | more))
+    (folder / "disk").write_text(WORD)
+    os.truncate(folder / "disk", 64 << 20)
+    root = files("trixie", ["qemu-system-x86"])
+    libraries = root / "usr/lib/x86_64-linux-gnu"
     subprocess.run(
         [
-            "qemu-system-x86_64", "-nodefaults", "-display", "none", "-no-reboot", "-machine", "q35,accel=tcg,kernel-irqchip=split",
+            str(libraries / "ld-linux-x86-64.so.2"), "--library-path", str(libraries), str(root / "usr/bin/qemu-system-x86_64"),
+            *(word for name in ("qemu", "seabios") for word in ("-L", str(root / "usr/share" / name))),
+            "-nodefaults", "-display", "none", "-no-reboot", "-machine", "q35,accel=tcg,kernel-irqchip=split",
             "-cpu", "max", "-smp", "2", "-m", "5G", "-device", "intel-iommu,intremap=on,caching-mode=on",
-            "-drive", f"file={tmp_path}/disk,format=raw,if=none,id=disk,snapshot=on",
+            "-drive", f"file={folder}/disk,format=raw,if=none,id=disk,snapshot=on",
             "-device", "nvme,drive=disk,serial=nested,bus=pcie.0,addr=0x6",
+            "-netdev", "user,id=net,restrict=on", "-device", "igb,netdev=net,bus=pcie.0,addr=0x7,romfile=",
             "-fsdev", "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap",
-            "-device", "virtio-9p-pci,fsdev=host,mount_tag=host", "-serial", f"file:{tmp_path}/said",
-            "-kernel", str(kernel), "-initrd", str(tmp_path / "initrd"),
+            "-device", "virtio-9p-pci,fsdev=host,mount_tag=host", "-serial", f"file:{folder}/said",
+            "-kernel", str(kernel), "-initrd", str(folder / "initrd"),
             "-append", "console=ttyS0 quiet panic=-1 intel_iommu=on mitigations=off tsc=reliable no_timer_check lpj=4000000",
         ],
         check=True, timeout=3000,
     )  # fmt: skip
-    said = (tmp_path / "said").read_text(errors="replace").replace("\r", "")
-    print(said)
-    for step, code in (("bound", 0), ("ran", 0), ("refused", 125), ("busy", 125), ("ended", 0), ("released", 0)):
-        assert f"== {step}: {code}\n" in said
-    assert said.count(WORD) == 2
-    assert said.count("another machine has it") + said.count("another process has it") == 2
-    assert said.rstrip().splitlines()[-2 if "Power down" in said else -1].endswith("/drivers/nvme")
+    return (folder / "said").read_text(errors="replace").replace("\r", "")
 
 
-def filled(text: str, words: dict[str, object]) -> str:
+def filled(text: str, words: Mapping[str, object]) -> str:
     for name, value in words.items():
         text = text.replace(f"@{name}@", str(value))
     return text
 
 
-def make_initrd(folder: Path) -> Path:
-    """Debian's ordinary kernel, with what it takes to go on with this host's files. Returns the kernel."""
-    done = subprocess.run(["apt-cache", "depends", "linux-image-amd64"], capture_output=True, text=True, check=True)
-    package = next(line.split()[1] for line in done.stdout.splitlines() if "Depends: linux-image-" in line)
-    subprocess.run(["apt-get", "download", package], cwd=folder, check=True, capture_output=True)
+def make_initrd(folder: Path, release: str) -> Path:
+    """The image's kernel, from Debian, with what it takes to go on with this host's files. Returns the kernel."""
+    subprocess.run(["apt-get", "download", f"linux-image-{release}"], cwd=folder, check=True)
     subprocess.run(["dpkg-deb", "-x", str(next(folder.glob("*.deb"))), "all"], cwd=folder, check=True)
     (modules,) = (folder / "all/lib/modules").iterdir()
     subprocess.run(["depmod", "-b", str(folder / "all"), modules.name], check=True)
