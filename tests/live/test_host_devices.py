@@ -65,7 +65,7 @@ def test_the_job_starts_when_the_guests_drivers_have_its_devices(belljar: Bellja
 
 # -- by VFIO, in a machine in a machine ---------------------------------------------------------------------------------
 
-# The template is made here, where that takes seconds: inside its clones are found by the same key.
+# The template is made here, where that takes seconds: inside its clones are found by the same key, which has the outer machine's size.
 PREPARE = f"""
 import sys
 sys.path[:] = {sys.path!r}
@@ -73,12 +73,14 @@ from pathlib import Path
 from belljar.assembly import Runtime
 from belljar.host.caller import caller
 from belljar.hypervisor import HostDevice
+from belljar.hypervisor.qemu.template import plugging
 from belljar.jobs.attend import build_template
 from belljar.jobs.starting import make_request
 from belljar.machine import supervisor
 from belljar.machine.extras import Equipment
 from belljar.model import Payload, RunPayload
-card = HostDevice("", (1 << 14, 0))
+card, frame_of = HostDevice("", (1 << 14, 0)), plugging.frame_of
+plugging.frame_of = lambda *args, **facts: frame_of(*args, **{{**facts, "cpus": 2, "total": 5 << 30}})
 supervisor.Equipment = lambda: Equipment(devices=(card,))
 runtime = Runtime()
 request = make_request(runtime.settings, RunPayload(Payload((), caller())), image="@IMAGE@", devices=("given:1",))
