@@ -20,18 +20,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import parser, publish, seconds, table
+from common import FILL, parser, publish, seconds, table
 
 MIB, MB = 1 << 20, 1_000_000
-FILL = """\
-mount -o remount,size=75% /dev/shm
-cd /dev/shm
-head -c {0}M /dev/urandom > a
-yes 'a line of text' | head -c {0}M > b
-echo ready
-read line
-echo goes on
-"""
 COLUMNS = {
     "memory": "memory MiB", "state": "state MiB", "size": "checkpoint MiB", "freeze": "freeze s", "freeze_mb_per_s": "MB/s",
     "write": "dd write s", "restore": "restore s", "restore_mb_per_s": "MB/s", "read": "dd read s",
@@ -68,7 +59,10 @@ def measure(belljar: str, image: str, memory: int, folder: Path) -> dict[str, fl
         "--report",
         str(report),
     ]
-    run, pipe = [belljar, "run", *machine, "--", "sh", "-ec", FILL.format(memory // 4)], subprocess.PIPE
+    run, pipe = (
+        [belljar, "run", *machine, "--", "sh", "-ec", FILL.format(memory // 4) + "read line\necho goes on"],
+        subprocess.PIPE,
+    )
     with subprocess.Popen(run, stdin=pipe, stdout=pipe) as job:
         assert job.stdout is not None
         if job.stdout.readline() != b"ready\n":

@@ -17,6 +17,14 @@ from typing import Any
 
 Row = dict[str, float]
 ROOT = Path(__file__).resolve().parent.parent
+# Fills so many MiB of a guest's memory with random bytes, and as many with text.
+FILL = """\
+mount -o remount,size=75% /dev/shm
+cd /dev/shm
+head -c {0}M /dev/urandom > a
+yes 'a line of text' | head -c {0}M > b
+echo ready
+"""
 
 
 def parser(description: str) -> argparse.ArgumentParser:

@@ -17,16 +17,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from common import parser, publish, summary, table
+from common import FILL, parser, publish, summary, table
 
-FILL = """\
-mount -o remount,size=75% /dev/shm
-cd /dev/shm
-head -c {0}M /dev/urandom > a
-yes 'a line of text' | head -c {0}M > b
-echo ready
-exec sleep 1000
-"""
 COLUMNS = {
     "memory": "memory MiB", "touched": "touched MiB", "still": "still s", "prepare": "prepare s", "children_per_s": "children/s",
     "private": "private MiB", "prepare / child": "prepare / child", "private / touched": "private / touched",
@@ -46,7 +38,7 @@ def main() -> None:
 def measure(belljar: str, image: str, memory: int, count: int) -> dict[str, float]:
     """One machine, and the forks of it, all alive at once."""
     name = f"bench-{os.getpid()}-{memory}"
-    command = ["--", "sh", "-ec", FILL.format(memory // 4)]
+    command = ["--", "sh", "-ec", FILL.format(memory // 4) + "exec sleep 1000"]
     machine = ["--image", image, "--user", "0:0", "--cwd", "/", "-m", f"{memory}M", "--name", name]
     begin = time.perf_counter()
     machines = output([belljar, "run", "-d", "-n", *machine, *command]).split()
