@@ -9,12 +9,12 @@ import os
 import pwd
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from belljar.errors import BelljarError, PositionLost
 from belljar.host.files import read_json
@@ -23,11 +23,11 @@ from belljar.host.watch import IN_CLOSE_WRITE, IN_CREATE, IN_DELETE, IN_MODIFY, 
 from belljar.journal import JOURNAL, read
 from belljar.machine import CONSOLE_LOG, LOCK, OUTCOME, REQUEST, Folders, MachineView
 from belljar.model import State
-from belljar.monitor import Ended, Outcomes
+from belljar.monitor import Outcomes
 from belljar.monitor.view import HOUR, Counted, Machine, Mode, Node, Values
+from belljar.records import replace
 from belljar.service.streams import at_most, first_of
 
-T = TypeVar("T")
 DAY = 86400.0  # machines that ended are counted for so long
 PAUSE = 0.5  # seconds between two looks
 LOOK_AGAIN = 15.0  # seconds, for ledgers of other hosts, of which the kernel reports nothing
@@ -41,11 +41,11 @@ SECRET = ("argv", "env", "user_data", "told", "script", "files")  # of requests 
 
 
 class Host:
-    """*look*: at the machines that live here, and the paths by which a change of them or of modes shows. *outcomes*: makes a reader
-    of ledgers. *leased*: machines that the lease service here accounts for, blocking until there may be news."""
+    """*look*: at the machines that live here, and the paths by which a change of them or of modes shows. *outcomes*: makes a reader of
+    what ended since a moment. *leased*: machines that the lease service here accounts for, blocking until there may be news."""
 
     def __init__(
-        self, name: str, store: Path, look: Callable[[], tuple[list[Machine], set[Path]]], outcomes: Callable[[], Outcomes],
+        self, name: str, store: Path, look: Callable[[], tuple[list[Machine], set[Path]]], outcomes: Callable[[float], Outcomes],
         leased: Callable[[], Iterator[list[Values]]] = lambda: iter(()), window: float = DAY,
     ) -> None:  # fmt: skip
         self.name, self._store, self._look, self._outcomes = name, store, look, outcomes
@@ -53,49 +53,48 @@ class Host:
         # Whoever looks in a thread: a child forked meanwhile would wait for ever for locks that another thread had.
         self.turn = asyncio.Lock()
         self._machines: list[Machine] | None = None
-        self._by_node: dict[str, Counted] | None = None  # by node
+        self._ended: dict[str, Node] | None = None  # by node
         self._modes, self._leases = list[Mode](), list[Mode]()
+        self._begin()
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Without end. *changed* is called whenever `nodes` may be another."""
-
-        def take(machines: list[Machine]) -> None:
-            self._machines, self._modes = machines, modes(self._store)
-            changed()
-
-        machines = look_whenever(self._look, take, self.turn)
-        await first_of(machines, self._watch_ledgers(changed), self._watch_leases(changed))
+        machines = look_whenever(self._look_around, changed, self.turn)
+        ledgers = look_whenever(self._count, changed, self.turn, longest(self._reader))
+        await first_of(machines, ledgers, self._watch_leases(changed))
 
     def nodes(self) -> list[Node]:
         """This host first, then the other nodes whose ledgers are read here."""
-        by_node, why = dict(self._by_node or {}), "" if self._by_node is not None else "its ledger is being read"
-        own, modes = by_node.pop(self.name, Counted()), (*self._modes, *self._leases)
-        here = Node(self.name, tuple(self._machines or ()), own, modes, why=why)
-        return [here, *(Node(name, counted=counted) for name, counted in by_node.items())]
+        others, why = dict(self._ended or {}), "" if self._ended is not None else "its ledger is being read"
+        own, modes = others.pop(self.name, Node(self.name)), (*self._modes, *self._leases)
+        return [replace(own, living=tuple(self._machines or ()), modes=modes, why=why), *others.values()]
 
     @property
     def is_read(self) -> bool:
         """Was everything looked at once?"""
-        return self._by_node is not None and self._machines is not None
+        return self._ended is not None and self._machines is not None
 
-    async def _watch_ledgers(self, changed: Callable[[], None]) -> None:
-        """Counted anew every hour, without those that ended before the window, and whenever a ledger was cut or removed."""
-        while True:
-            with suppress(PositionLost, TimeoutError):
-                async with asyncio.timeout(HOUR):
-                    await self._count(self._outcomes(), changed)
+    def _look_around(self) -> set[Path]:
+        self._machines, paths = self._look()
+        self._modes = modes(self._store)
+        return paths
 
-    async def _count(self, outcomes: Outcomes, changed: Callable[[], None]) -> None:
-        def begin() -> dict[str, Counted]:
-            return count_by_node(outcomes.since(time.time() - self._window), {})
+    def _begin(self) -> None:
+        self._reader, self._counted = self._outcomes(time.time() - self._window), defaultdict[str, Counted](Counted)
+        self._anew = time.monotonic() + HOUR
 
-        def take(new: list[Ended]) -> None:
-            self._by_node = count_by_node(new, by_node)
-            changed()
-
-        async with self.turn:
-            by_node = await in_thread(begin)
-        await read_whenever(outcomes, lambda: [*outcomes.new()], take, self.turn)
+    def _count(self) -> set[Path]:
+        """What is new in the ledgers; every hour all anew, without what ended before the window, and where a ledger was cut or removed."""
+        if time.monotonic() > self._anew:
+            self._begin()
+        try:
+            for ended in self._reader.new():
+                self._counted[ended.node].count(ended)
+        except PositionLost:
+            self._begin()
+            return self._count()
+        self._ended = {name: counted.node(name) for name, counted in self._counted.items()}
+        return self._reader.paths()
 
     async def _watch_leases(self, changed: Callable[[], None]) -> None:
         while True:
@@ -108,27 +107,15 @@ class Host:
             await asyncio.sleep(ASK_AGAIN)
 
 
-async def read_whenever(
-    outcomes: Outcomes, read: Callable[[], T], take: Callable[[T], object], turn: asyncio.Lock
-) -> None:
-    """Hand over what *read* makes of these ledgers in a thread, now and whenever they grow."""
-
-    def look() -> tuple[T, set[Path]]:
-        folders = [source.folder for source in outcomes.sources()]
-        paths = {path for folder in folders for path in (folder, *folder.glob("ledger-*.jsonl"))}
-        return read(), paths
-
-    are_all_here = {*outcomes.places.values()} <= {os.uname().nodename}
-    await look_whenever(look, take, turn, None if are_all_here else LOOK_AGAIN)
+def longest(outcomes: Outcomes) -> float:
+    """Seconds after which these ledgers are looked at again, though the kernel reported nothing."""
+    return HOUR if {*outcomes.places.values()} <= {os.uname().nodename} else LOOK_AGAIN
 
 
 async def look_whenever(
-    look: Callable[[], tuple[T, set[Path]]],
-    take: Callable[[T], object],
-    turn: asyncio.Lock,
-    longest: float | None = None,
+    look: Callable[[], set[Path]], changed: Callable[[], object], turn: asyncio.Lock, longest: float | None = None
 ) -> None:
-    """Hand over what *look* finds in a thread, now and whenever something happens to one of the paths that it names."""
+    """Have *look* look in a thread, now and whenever something happens to one of the paths that it returned."""
     loop, woken, watch, watched = asyncio.get_running_loop(), asyncio.Event(), Watch(), set[Path]()
 
     def wake() -> None:
@@ -140,8 +127,8 @@ async def look_whenever(
         while True:
             woken.clear()
             async with turn:
-                value, paths = await in_thread(look)
-            take(value)
+                paths = await in_thread(look)
+            changed()
             # What is not there yet is seen in the folder in which it, or a folder on the way to it, will be made.
             there = {next(place for place in (path, *path.parents) if place.exists()) for path in paths}
             before, watched = watched, there
@@ -179,34 +166,29 @@ def paths_of(folders: Folders, machines: Iterable[Machine]) -> set[Path]:
     return {folders.machines, folders.store / "vacuum", folders.store / "bait", *each}
 
 
-def count_by_node(machines: Iterable[Ended], by_node: dict[str, Counted]) -> dict[str, Counted]:
-    """With these machines, by node."""
-    for ended in machines:
-        by_node.setdefault(ended.node, Counted()).count(ended)
-    return by_node
-
-
 # -- vacuum, bait, leases ----------------------------------------------------------------------------------------------
 
 
 def modes(store: Path) -> list[Mode]:
     """The vacuum, with the shares of its last decision, and the bait, with its jobs by state, that keep their files here."""
-    vacuum, bait, decision = _json(store / "vacuum" / STATUS), _json(store / "bait" / STATUS), Values()
+    vacuum, bait, decision, modes = (
+        _json(store / "vacuum" / STATUS),
+        _json(store / "bait" / STATUS),
+        Values(),
+        list[Mode](),
+    )
     with suppress(ValueError, IndexError):
         decision = json.loads(_tail(store / "vacuum" / DECISIONS, LAST).splitlines()[-1])
-    shares = [(of["machinetype"], of["hs06"], of["target"], of["why"]) for of in decision.get("verdicts", ())]
-    jobs = [(state, count, None, "") for state, count in bait.get("jobs", {}).items()]
-    rows = (
-        (vacuum, "vacuum", "{factory} in {space}", ("error", "settings_error"), "HS06", "cycled", shares),
-        (bait, "bait", "{name} of {system}", ("error", "why", "waits"), "jobs", "looked", jobs),
-    )
-    return [
-        Mode(
-            kind, name.format_map(status), status.get("state") or ("draining" if status.get("draining") else "running"),
-            next((status[key] for key in whys if status.get(key)), ""), unit, status[at], tuple(bars),
-        )
-        for status, kind, name, whys, unit, at, bars in rows if status.get(at)
-    ]  # fmt: skip
+    shares = tuple((of["machinetype"], of["hs06"], of["target"], of["why"]) for of in decision.get("verdicts", ()))
+    if vacuum:
+        name, state = f"{vacuum['factory']} in {vacuum['space']}", "draining" if vacuum["draining"] else "running"
+        why = vacuum["error"] or vacuum["settings_error"]
+        modes.append(Mode("vacuum", name, state, why, "HS06", vacuum["cycled"], shares))
+    if bait:
+        name, why = f"{bait['name']} of {bait['system']}", bait["error"] or bait["why"] or bait["waits"]
+        jobs = tuple((state, count, None, "") for state, count in bait["jobs"].items())
+        modes.append(Mode("bait", name, bait["state"], why, "jobs", bait["looked"], jobs))
+    return modes
 
 
 def leases(machines: Iterable[Values]) -> list[Mode]:

@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import nullcontext
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -45,13 +44,13 @@ PAUSE = 0.25  # seconds in which changes become one piece
 SIGN_OF_LIFE = 15.0  # seconds
 STALL = 20.0  # seconds for which a reader may not read
 HEAD = 10.0  # seconds for the head of a request
-HEADERS = {  # what keeps a browser from doing more than this page needs
+HEADERS = {  # what keeps a browser from doing more than this page needs; each connection is for one request
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store",
-    "Cross-Origin-Resource-Policy": "same-origin", "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin", "Cross-Origin-Opener-Policy": "same-origin", "Connection": "close",
 }  # fmt: skip
-Look = Callable[[], dict[str, bytes]]
+Sections = dict[str, bytes]  # by name, each as JSON
 
 
 class Hub:
@@ -59,7 +58,7 @@ class Hub:
 
     def __init__(self, host: Host, remotes: Sequence[Remote] = ()) -> None:
         self.host, self.remotes, self.readers = host, remotes, 0
-        self._changed, self._views = asyncio.Event(), dict[bool, dict[str, bytes]]()
+        self._changed, self._views = asyncio.Event(), dict[bool, Sections]()
 
     async def watch(self) -> None:
         await first_of(self.host.watch(self.ring), *(remote.watch(self.ring) for remote in self.remotes))
@@ -69,8 +68,8 @@ class Hub:
         self._changed.set()
         self._changed, self._views = asyncio.Event(), {}
 
-    def sections(self, *, is_trusted: bool) -> dict[str, bytes]:
-        """The view, each section as JSON; made once for all readers."""
+    def sections(self, *, is_trusted: bool) -> Sections:
+        """The view; made once for all readers."""
         if is_trusted not in self._views:
             nodes = [*self.host.nodes(), *(remote.node for remote in self.remotes)]
             about = {"node": self.host.name, "version": __version__, "trusted": is_trusted}
@@ -78,15 +77,9 @@ class Hub:
             self._views[is_trusted] = {name: dumps(section) for name, section in sections.items()}
         return self._views[is_trusted]
 
-    def events(self, look: Look) -> Response:
-        """Pieces for one reader, until it goes. Raises HTTPException where there are too many readers."""
-        if self.readers >= MOST_READERS:
-            raise HTTPException(503, f"{MOST_READERS} readers are connected", {"Retry-After": "30"})
-        return StreamingResponse(self._pieces(look), media_type="text/event-stream")
-
-    async def _pieces(self, look: Look) -> AsyncIterator[bytes]:
-        """All sections, then those that changed, and now and then a sign of life."""
-        sent = dict[str, bytes]()
+    async def pieces(self, look: Callable[[], Sections]) -> AsyncIterator[bytes]:
+        """For one reader, until it goes: all sections, then those that changed, and now and then a sign of life."""
+        sent = Sections()
         self.readers += 1
         try:
             while True:
@@ -100,7 +93,7 @@ class Hub:
             self.readers -= 1
 
 
-def joined(sections: dict[str, bytes]) -> bytes:
+def joined(sections: Sections) -> bytes:
     return b"{%s}" % b",".join(b'"%s":%s' % (name.encode(), text) for name, text in sections.items())
 
 
@@ -108,13 +101,12 @@ class Access:
     """Who has the token."""
 
     def __init__(self, token: str) -> None:
-        self._digest, self._askers = sha256(token.encode()).digest(), Askers(WRONG)
+        self._token, self._askers = token.encode(), Askers(WRONG)
 
     def __call__(self, request: Request, *, needed: bool = False) -> bool:
         """False without a token, where none is *needed*. Raises HTTPException for a wrong one."""
         kind, _, token = request.headers.get("authorization", "").partition(" ")
-        digest = sha256(token.strip().encode("latin-1", "replace")).digest()
-        if kind.lower() == "bearer" and hmac.compare_digest(digest, self._digest):
+        if kind.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self._token):
             return True
         if not kind and not needed:
             return False
@@ -123,9 +115,7 @@ class Access:
         raise HTTPException(401, "this takes the token, and another than was given", {"WWW-Authenticate": "Bearer"})
 
 
-def app(
-    hub: Hub, access: Access, tell: Callable[[str], Values | None], metrics: CollectorRegistry | None = None
-) -> ASGIApp:
+def app(hub: Hub, access: Access, tell: Callable[[str], Values | None], metrics: CollectorRegistry) -> ASGIApp:
     """The page, and what it reads. *tell*: the story of a machine here, None where nothing is known of it. *metrics*: for Prometheus."""
 
     async def look(request: Request) -> Response:
@@ -133,12 +123,17 @@ def app(
 
     async def events(request: Request) -> Response:
         is_trusted = access(request)
-        return hub.events(lambda: hub.sections(is_trusted=is_trusted))
+        return stream(lambda: hub.sections(is_trusted=is_trusted))
 
     async def node(request: Request) -> Response:
         """This host alone, for the monitor of another."""
         access(request, needed=True)
-        return hub.events(lambda: {"node": dumps(hub.host.nodes()[0])})
+        return stream(lambda: {"node": dumps(hub.host.nodes()[0])})
+
+    def stream(look: Callable[[], Sections]) -> Response:
+        if hub.readers >= MOST_READERS:
+            raise HTTPException(503, f"{MOST_READERS} readers are connected", {"Retry-After": "30"})
+        return StreamingResponse(hub.pieces(look), media_type="text/event-stream")
 
     async def story(request: Request) -> Response:
         access(request, needed=True)
@@ -156,15 +151,19 @@ def app(
     async def numbers(request: Request) -> Response:
         from prometheus_client.exposition import choose_encoder
 
-        assert metrics is not None
         encode, kind = choose_encoder(request.headers.get("accept", ""))
         async with hub.host.turn:
             return Response(await in_thread(lambda: encode(metrics)), headers={"Content-Type": kind})
 
-    routes = {"view": look, "events": events, "node": node, "machines/{id}": story}
-    api: list[BaseRoute] = [Route(f"/api/{path}", answer) for path, answer in routes.items()]
-    api += [] if metrics is None else [Route("/metrics", numbers)]
-    return Starlette(routes=[*api, Mount("/", StaticFiles(directory=PAGE, html=True))])
+    api = {
+        "/api/view": look,
+        "/api/events": events,
+        "/api/node": node,
+        "/api/machines/{id}": story,
+        "/metrics": numbers,
+    }
+    routes = [Route(path, answer) for path, answer in api.items()]
+    return Starlette(routes=[*routes, Mount("/", StaticFiles(directory=PAGE, html=True))])
 
 
 def listening(where: str) -> socket.socket:
@@ -178,20 +177,9 @@ def listening(where: str) -> socket.socket:
 class Prompt(H11Protocol):
     """Drops a client that does not send the head of its request in time. uvicorn has no such deadline."""
 
-    _late: asyncio.TimerHandle | None = None
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._late = self.loop.call_later(HEAD, transport.abort)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        is_answered = self.cycle is None or self.cycle.response_complete
-        if self._late and not is_answered:
-            self._late.cancel()
-            self._late = None
-        elif not self._late and is_answered:  # a further request has begun
-            self._late = self.loop.call_later(HEAD, self.transport.abort)
+        self.loop.call_later(HEAD, lambda: self.cycle or transport.abort())  # type: ignore[func-returns-value]
 
 
 async def serve(end: socket.socket, application: ASGIApp) -> None:

@@ -1,7 +1,6 @@
 """Ended machines as OpenTelemetry traces: a span for the machine, one for each of its phases. Needs opentelemetry's SDK and exporter.
 
-Ids are made of the machine's, so a machine that is sent twice is the same trace. The ledger has how long each phase took, not when
-it began: they are laid end to end from the machine's start."""
+Ids are made of the machine's, so a machine that is sent twice is the same trace."""
 
 from __future__ import annotations
 
@@ -10,12 +9,13 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar.errors import HostError, LibraryMissing, PositionLost
 from belljar.jobs import complain
-from belljar.monitor import PHASES, WITHIN, Ended, Outcomes
-from belljar.monitor.live import read_whenever
+from belljar.monitor import WITHIN, Ended, Outcomes
+from belljar.monitor.live import longest, look_whenever
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
@@ -54,9 +54,14 @@ class Exporter:
 
     async def follow(self, outcomes: Outcomes) -> None:
         """Send each machine as it ends, for ever, those that the collector does not take again. Raises PositionLost."""
+
+        def send() -> set[Path]:
+            self.send_new(outcomes)
+            return outcomes.paths()
+
         while True:
             try:
-                await read_whenever(outcomes, lambda: self.send_new(outcomes), lambda sent: None, asyncio.Lock())
+                await look_whenever(send, lambda: None, asyncio.Lock(), longest(outcomes))
             except PositionLost:
                 raise
             except HostError as exc:
@@ -81,21 +86,9 @@ def spans_of(ended: Ended) -> Iterator[ReadableSpan]:
         "machine", context("machine"), None, resource, attributes, status=status,
         start_time=_nano(ended.started), end_time=_nano(max(ended.ended, ended.started)),
     )  # fmt: skip
-    for name, begin, end in laid_out(ended):
+    for name, begin, end in ended.timeline():
         parent, begins, ends = context(WITHIN.get(name, "machine")), _nano(begin), _nano(end)
         yield ReadableSpan(name, context(name), parent, resource, start_time=begins, end_time=ends)
-
-
-def laid_out(ended: Ended) -> Iterator[tuple[str, float, float]]:
-    """Each phase with the moments of its begin and its end."""
-    moment, last = ended.started, max(ended.ended, ended.started)
-    for name in PHASES:
-        if name in ended.phases:
-            begin, moment = moment, min(moment + ended.phases[name], last)
-            yield name, begin, moment
-            for part, whole in WITHIN.items():
-                if whole == name and part in ended.phases:
-                    yield part, max(moment - ended.phases[part], begin), moment
 
 
 @lru_cache(maxsize=1000)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from belljar import errors
 from belljar.model import Cause, to_json
 from belljar.monitor import PHASES, Ended
-from belljar.records import dataclass, field
+from belljar.records import dataclass
 
 Values = dict[str, Any]
-Table = dict[str, dict[str, float]]  # rows of named numbers
 SHOWN = 200  # machines that ended last
 HOUR = 3600
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+PER_USER = ("live", "cpus", "machines", "failed", "cpu_seconds")
 HINTS = {  # of causes that are no error of belljar's
     Cause.WALLTIME.value: "Ask for more time: `--timeout`, or the batch job's own limit.",
     Cause.GUEST_OOM.value: "Ask for more with `--memory`; a batch job, for more memory.",
@@ -43,31 +43,6 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Counted:
-    """The machines that ended on a node, counted; the latest of them, and the latest failure of each cause."""
-
-    hours: Table = field(default_factory=dict)  # by the hour's first second
-    users: Table = field(default_factory=dict)
-    causes: Table = field(default_factory=dict)  # of failures
-    starts: Table = field(default_factory=dict)  # by path, of how many took so many seconds, to two digits
-    recent: dict[str, Machine] = field(default_factory=dict)  # by id
-    latest: dict[str, Machine] = field(default_factory=dict)  # by cause
-
-    def count(self, ended: Ended) -> None:
-        machine, counts = machine_of(ended), {"machines": 1, "failed": int(ended.has_failed)}
-        self.recent[ended.id] = machine
-        if len(self.recent) > SHOWN:
-            del self.recent[next(iter(self.recent))]
-        _add(self.hours, {str(int(ended.ended // HOUR * HOUR)): counts})
-        _add(self.users, {ended.user: {**counts, "cpu_seconds": ended.wall * ended.cpus}})
-        if ended.path and ended.run:
-            _add(self.starts, {ended.path: {f"{ended.until_ready:.2g}": 1}})
-        if ended.has_failed:
-            _add(self.causes, {machine.cause: {"machines": 1}})
-            self.latest[machine.cause] = max(machine, self.latest.get(machine.cause, machine), key=_end)
-
-
-@dataclass(frozen=True)
 class Mode:
     """A vacuum, a bait or a lease service. *at*: when it wrote this."""
 
@@ -86,22 +61,47 @@ class Node:
 
     name: str
     living: tuple[Machine, ...] = ()
-    counted: Counted = field(default_factory=Counted)
+    ended: tuple[Machine, ...] = ()  # the latest of them, and the latest failure of each cause
+    # Of all that ended: table, row, column, number. `starts` has, by path, how many took so many seconds.
+    counts: tuple[tuple[str, str, str, float], ...] = ()
     modes: tuple[Mode, ...] = ()
     heard: float = 0.0  # when its monitor last answered
     why: str = ""  # why nothing is known of it just now
 
 
+class Counted:
+    """The machines that ended on a node, as they are counted."""
+
+    def __init__(self) -> None:
+        self._counts = defaultdict[tuple[str, str, str], float](int)
+        self._recent, self._latest = deque[Machine](maxlen=SHOWN), dict[str, Machine]()
+
+    def count(self, ended: Ended) -> None:
+        machine, sums = machine_of(ended), ended.sums()
+        numbers = {"machines": 1, "failed": sums["failed"], "cpu_seconds": sums["wall"] * ended.cpus}
+        rows = {"all": "", "hours": str(int(ended.ended // HOUR * HOUR)), "users": ended.user}
+        if ended.has_failed:
+            rows["causes"] = machine.cause
+            self._latest[machine.cause] = max(machine, self._latest.get(machine.cause, machine), key=_end)
+        self._recent.append(machine)
+        for table, row in rows.items():
+            for column, number in numbers.items():
+                self._counts[table, row, column] += number
+        if ended.path and sums["started"]:
+            self._counts["starts", ended.path, f"{ended.until_ready:.2g}"] += 1
+
+    def node(self, name: str) -> Node:
+        ended = {machine.id: machine for machine in (*self._latest.values(), *self._recent)}
+        counts = tuple((*key, number) for key, number in self._counts.items())
+        return Node(name, ended=tuple(ended.values()), counts=counts)
+
+
 def machine_of(ended: Ended) -> Machine:
-    moment, phases, cause = ended.started, list[tuple[str, float]](), ended.cause
-    for phase in PHASES:
-        if seconds := ended.phases.get(phase):
-            phases.append((phase, round(moment, 3)))
-            moment += seconds
-    cause += f": {ended.error}" if ended.error else ""
+    phases = tuple((name, round(begin, 3)) for name, begin, end in ended.timeline() if name in PHASES and begin < end)
+    cause = f"{ended.cause}: {ended.error}" if ended.error else ended.cause
     return Machine(
         ended.id, ended.name, ended.user, ended.image, ended.requester, ended.cpus, ended.memory, ended.path,
-        "failed" if ended.has_failed else "ended", tuple(phases), ended.ended, cause, ended.reason,
+        "failed" if ended.has_failed else "ended", phases, ended.ended, cause, ended.reason,
         errors.about(ended.hint or usual_hint(cause), ended.id),
     )  # fmt: skip
 
@@ -115,72 +115,50 @@ def usual_hint(cause: str) -> str:
 
 def view(nodes: Sequence[Node], *, is_trusted: bool) -> Values:
     """All nodes together, in sections. *is_trusted*: with names of machines, users and nodes, and what machines said."""
-    tables = {name: Table() for name in ("hours", "users", "causes", "starts")}
+    tables = defaultdict[str, defaultdict[str, defaultdict[str, float]]](lambda: defaultdict(lambda: defaultdict(int)))
     for node in nodes:
-        for name, table in tables.items():
-            _add(table, getattr(node.counted, name))
-    hours, users, causes, starts = tables.values()
-    live = [machine for node in nodes for machine in node.living]
-    sections = {
-        "totals": {
-            "live": len(live), "cpus": sum(machine.cpus for machine in live), "memory": sum(machine.memory for machine in live),
-            "states": Counter(machine.state for machine in live), "machines": _sum(hours, "machines"), "failed": _sum(hours, "failed"),
-            "users": len(users), "nodes": len(nodes), "silent": sum(bool(node.why) for node in nodes),
-        },
-        "hours": sorted((int(hour), counts["machines"], counts["failed"]) for hour, counts in hours.items()),
-        "starts": [{"path": path, **percentiles(counts)} for path, counts in sorted(starts.items())],
-        "causes": [
-            {"cause": cause, "count": counts["machines"], **_latest(cause, nodes, is_trusted=is_trusted)}
-            for cause, counts in sorted(causes.items(), key=lambda item: -item[1]["machines"])
-        ],
-    }  # fmt: skip
-    return sections | (_names(nodes, users) if is_trusted else {})
-
-
-def _latest(cause: str, nodes: Sequence[Node], *, is_trusted: bool) -> Values:
-    """The latest failure of this cause, for a stranger without what the machine said."""
-    failures = [(node.name, node.counted.latest[cause]) for node in nodes if cause in node.counted.latest]
-    node, latest = max(failures, key=lambda failure: _end(failure[1]))
-    if not is_trusted:
-        return {"last": latest.ended, "hint": usual_hint(cause)}
-    return {"last": latest.ended, "machine": latest.id, "node": node, "reason": latest.reason, "hint": latest.hint}
-
-
-def _names(nodes: Sequence[Node], users: Table) -> Values:
-    """The sections that only a reader with the token gets."""
+        for table, row, column, number in node.counts:
+            tables[table][row][column] += number
     live = [{**to_json(machine), "node": node.name} for node in nodes for machine in node.living]
-    ended = [{**to_json(machine), "node": node.name} for node in nodes for machine in node.counted.recent.values()]
+    ended = [{**to_json(machine), "node": node.name} for node in nodes for machine in node.ended]
+    ended.sort(key=lambda machine: -machine["ended"])
+    latest, causes, users = {machine["cause"]: machine for machine in reversed(ended)}, list[Values](), tables["users"]
+    for cause, counts in sorted(tables["causes"].items(), key=lambda item: -item[1]["machines"]):
+        of = latest[cause]
+        said = {"hint": of["hint"], "reason": of["reason"], "machine": of["id"], "node": of["node"]}
+        shown = said if is_trusted else {"hint": usual_hint(cause)}
+        causes.append({"cause": cause, "count": counts["machines"], "last": of["ended"], **shown})
     for machine in live:
-        _add(users, {machine["user"]: {"live": 1, "cpus": machine["cpus"]}})
-    none = dict.fromkeys(("live", "cpus", "machines", "failed", "cpu_seconds"), 0)
-    rows = [{"user": user, **none, **counts} for user, counts in users.items()]
-    return {
-        "machines": [*live, *sorted(ended, key=lambda machine: -machine["ended"])[:SHOWN]],
-        "users": sorted(rows, key=lambda row: (-row["cpus"], -row["cpu_seconds"])),
-        "modes": [to_json(mode) for node in nodes for mode in node.modes],
-        "nodes": [
-            {
-                "node": node.name, "heard": node.heard, "why": node.why, "live": len(node.living),
-                "machines": _sum(node.counted.hours, "machines"), "failed": _sum(node.counted.hours, "failed"),
-            }
-            for node in nodes
-        ],
+        users[machine["user"]]["live"] += 1
+        users[machine["user"]]["cpus"] += machine["cpus"]
+    totals = {
+        "live": len(live), "cpus": sum(machine["cpus"] for machine in live), "memory": sum(machine["memory"] for machine in live),
+        "states": Counter(machine["state"] for machine in live), "users": len(users), "nodes": len(nodes),
+        "silent": sum(bool(node.why) for node in nodes), **{column: tables["all"][""][column] for column in ("machines", "failed")},
     }  # fmt: skip
+    sections: Values = {
+        "totals": totals,
+        "hours": sorted((int(hour), counts["machines"], counts["failed"]) for hour, counts in tables["hours"].items()),
+        "starts": [{"path": path, **percentiles(counts)} for path, counts in sorted(tables["starts"].items())],
+        "causes": causes,
+    }
+    if is_trusted:
+        rows = [{"user": user, **dict.fromkeys(PER_USER, 0), **counts} for user, counts in users.items()]
+        sections["users"] = sorted(rows, key=lambda row: (-row["cpus"], -row["cpu_seconds"]))
+        sections["machines"] = [*live, *ended[:SHOWN]]
+        sections["modes"] = [to_json(mode) for node in nodes for mode in node.modes]
+        sections["nodes"] = [_about(node) for node in nodes]
+    return sections
+
+
+def _about(node: Node) -> Values:
+    counts = {column: number for table, _, column, number in node.counts if table == "all"}
+    about = {"node": node.name, "heard": node.heard, "why": node.why, "live": len(node.living)}
+    return {**about, "machines": counts.get("machines", 0), "failed": counts.get("failed", 0)}
 
 
 def _end(machine: Machine) -> float:
     return machine.ended or 0.0
-
-
-def _add(total: Table, more: Mapping[str, Mapping[str, float]]) -> None:
-    for name, counts in more.items():
-        row = total.setdefault(name, {})
-        for key, number in counts.items():
-            row[key] = row.get(key, 0) + number
-
-
-def _sum(table: Table, key: str) -> float:
-    return sum(row[key] for row in table.values())
 
 
 def percentiles(counts: Mapping[str, float]) -> Values:

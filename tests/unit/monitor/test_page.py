@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 from tests.unit.monitor.test_outcomes import row
 
+from belljar.bait.journal import Status as Bait
 from belljar.cli.monitor.top import SORTS, screen
 from belljar.errors import BadOption, HostError
 from belljar.host.locks import try_lock
@@ -28,7 +29,9 @@ from belljar.monitor.live import Host, console_tail, leases, living, modes, path
 from belljar.monitor.metrics import Tally, collected
 from belljar.monitor.nodes import Remote, node_of
 from belljar.monitor.view import Counted, Machine, Node, percentiles, view
+from belljar.service import kept
 from belljar.service.streams import first_of
+from belljar.vacuum.factory.state import Status as Factory
 
 TOKEN, LIVE = "a token of many characters", "0123456789ab"
 NAMES = ("ada", "slurm:4711", "debian12-secret", LIVE, "wn01", "BootTimeout after 7 s", "queue")
@@ -79,7 +82,12 @@ def look(folders: Folders) -> tuple[list[Machine], set[Path]]:
 
 def host_of(folders: Folders, window: float = 86400.0) -> Host:
     return Host(
-        "wn01", folders.store, lambda: look(folders), lambda: Outcomes({folders.logs: "wn01"}), lambda: iter(()), window
+        "wn01",
+        folders.store,
+        lambda: look(folders),
+        lambda since: Outcomes({folders.logs: "wn01"}, since=since),
+        lambda: iter(()),
+        window,
     )
 
 
@@ -116,10 +124,11 @@ class Site:
 
 
 @asynccontextmanager
-async def monitored(folders: Folders, *remotes: Remote, metrics: Any = None) -> AsyncIterator[Site]:
+async def monitored(folders: Folders, *remotes: Remote) -> AsyncIterator[Site]:
     end = server.listening("127.0.0.1:0")
     hub = server.Hub(host_of(folders), remotes)
-    app = server.app(hub, server.Access(TOKEN), lambda id: story(folders, id), metrics)
+    metrics = Tally(lambda positions: Outcomes({folders.logs: "wn01"}, positions))
+    app = server.app(hub, server.Access(TOKEN), lambda id: story(folders, id), collected(metrics, lambda: ()))
     work = asyncio.ensure_future(first_of(hub.watch(), server.serve(end, app)))
     try:
         await until(lambda: hub.host.is_read)
@@ -202,12 +211,10 @@ async def test_a_browser_gets_nothing_from_outside_and_nothing_can_be_changed(fo
                 path
             )
         assert (await site.ask("/api/view", WITH, "POST"))[0] == 405
-        assert (await site.ask("/metrics"))[0] == 404
 
 
 async def test_prometheus_finds_its_numbers_beside_the_page(folders: Folders) -> None:
-    tally = Tally(lambda positions: Outcomes({folders.logs: "wn01"}, positions))
-    async with monitored(folders, metrics=collected(tally, lambda: ())) as site:
+    async with monitored(folders) as site:
         _, headers, body = await site.ask("/metrics", {"Accept": "application/openmetrics-text; version=1.0.0"})
         assert headers["content-type"].startswith("application/openmetrics-text")
         assert b"belljar_machines_ended_total{" in body and b'cause="boot-failed"' in body
@@ -338,8 +345,9 @@ async def test_a_node_with_another_token_says_so_and_what_cannot_be_meant_is_ref
         b"data:{}",
         b"data:[1]",
         b'data:{"node":{"name":"n","living":[{}]}}',
-        b'data:{"node":{"name":"n","counted":7}}',
-        b'data:{"node":{"name":"n","counted":{"causes":{"x":{"machines":1}}}}}',
+        b'data:{"node":{"name":"n","counts":7}}',
+        b'data:{"node":{"name":"n","counts":[["causes","x","machines",1]]}}',
+        b'data:{"node":{"name":"n","counts":[["hours","noon","machines",1]]}}',
         b"data:" + b"[" * 100_000,
     ):
         with pytest.raises(ValueError):
@@ -364,13 +372,13 @@ def test_failures_are_counted_by_cause_and_a_payload_of_its_own_will_is_not_one(
         ended = ended_of(line, "wn01")
         assert ended is not None
         counted.count(ended)
-    seen = view([Node("wn01", counted=counted), Node("wn02", counted=counted)], is_trusted=True)
+    seen = view([counted.node("wn01"), counted.node("wn02")], is_trusted=True)
     assert (seen["totals"]["machines"], seen["totals"]["failed"], seen["users"][0]["machines"]) == (8, 4, 8)
-    assert counted.starts == {"clone": {"2": 2}}
+    assert seen["starts"][0]["spread"] == [(2.0, 4)]
     (failures,) = seen["causes"]
     assert failures["cause"] == "boot-failed: BootTimeout" and failures["count"] == 4
     assert (failures["machine"], failures["hint"]) == ("b" * 12, "Ask the site.")
-    assert "Ask the site." not in json.dumps(view([Node("wn01", counted=counted)], is_trusted=False))
+    assert "Ask the site." not in json.dumps(view([counted.node("wn01")], is_trusted=False))
 
 
 def test_percentiles_are_of_all_starts() -> None:
@@ -410,7 +418,7 @@ async def test_the_first_machine_of_a_host_is_seen_though_there_was_no_folder_fo
     await until(lambda: host.nodes()[0].living[0].phases)
     folders.logs.mkdir()
     Ledger(folders.logs).append(lost(), time.time())
-    await until(lambda: host.nodes()[0].counted.recent)
+    await until(lambda: host.nodes()[0].ended)
     watch.cancel()
 
 
@@ -437,16 +445,16 @@ def test_a_vacuum_a_bait_and_leases_are_shown_where_there_are_some(tmp_path: Pat
     vacuum.mkdir()
     bait.mkdir()
     verdict = {"machinetype": "lhcb", "hs06": 10.0, "target": 20.0, "why": "it backs off"}
-    status = {"space": "vac01", "factory": "wn01", "cycled": 5.0, "draining": True, "settings_error": "a typo"}
-    (vacuum / "status.json").write_text(json.dumps(status))
+    kept.keep(
+        vacuum / "status.json", Factory("vac01", "wn01", 1, 0.0, 60.0, 5.0, draining=True, settings_error="a typo")
+    )
     (vacuum / "decisions.jsonl").write_text(json.dumps({"verdicts": [verdict]}) + "\n")
     (mode,) = modes(tmp_path)
     assert (mode.name, mode.state, mode.why) == ("wn01 in vac01", "draining", "a typo")
     assert mode.bars == (("lhcb", 10.0, 20.0, "it backs off"),)
     (vacuum / "decisions.jsonl").write_text('{"verdicts": [{"ma')
     assert modes(tmp_path)[0].bars == ()
-    status = {"name": "b", "system": "slurm", "looked": 5.0, "state": "open", "jobs": {"running": 2}}
-    (bait / "status.json").write_text(json.dumps(status))
+    kept.keep(bait / "status.json", Bait("b", "slurm", 1, 0.0, 5.0, jobs={"running": 2}))
     mode = modes(tmp_path)[1]
     assert (mode.kind, mode.name, mode.state, mode.bars) == ("bait", "b of slurm", "open", (("running", 2, None, ""),))
     machine = {"lease": "l-1", "owner": "ada", "image": "el9", "cpus": 2, "ended": None}

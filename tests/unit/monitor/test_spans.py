@@ -17,7 +17,7 @@ from tests.unit.monitor.test_outcomes import END, row, write
 from belljar.cli import main
 from belljar.errors import PositionLost
 from belljar.monitor import Outcomes, ended_of
-from belljar.monitor.spans import Exporter, _resource, laid_out
+from belljar.monitor.spans import Exporter, _resource
 
 
 class Collector(http.server.ThreadingHTTPServer):
@@ -214,7 +214,7 @@ def test_phases_are_laid_out_between_begin_and_end() -> None:
     phases = {"prepare": 3.0, "template": 2.0, "start": 1.0, "run": 4.0, "stop": 0.5, "clean": 0.5}
     ended = ended_of(row(phases=phases), "wn01")
     assert ended is not None
-    laid = {name: (begin - ended.started, end - ended.started) for name, begin, end in laid_out(ended)}
+    laid = {name: (begin - ended.started, end - ended.started) for name, begin, end in ended.timeline()}
     assert laid == {
         "prepare": (0, 3),
         "template": (1, 3),
@@ -224,4 +224,4 @@ def test_phases_are_laid_out_between_begin_and_end() -> None:
         "clean": (8.5, 9),
     }
     forged = ended_of(json.loads(json.dumps(row(phases={"prepare": 1e9, "run": 1e9, "stop": 1e9}, ended=0))), "wn01")
-    assert forged is not None and all(begin <= end for _, begin, end in laid_out(forged))
+    assert forged is not None and all(begin <= end for _, begin, end in forged.timeline())

@@ -17,7 +17,7 @@ from belljar.jobs import complain
 from belljar.jobs.users import asked_as, users_of
 from belljar.journal import Ledger
 from belljar.model import to_json
-from belljar.monitor import Outcomes, Source, places
+from belljar.monitor import AskedLedger, Outcomes, places
 from belljar.monitor.live import Host, living, paths_of, story
 from belljar.monitor.view import Machine, Values
 from belljar.reading import from_json
@@ -27,28 +27,26 @@ from belljar.service.metrics import Metric
 LEDGER = """--ledger PLACE * @ledgers | DIR or NODE=DIR: `paths.logs` of a node, or a folder with those of many nodes
     | (default: this host's, for root of all users)"""
 SEEN = f"{LEDGER}\n{DOOR}"
-Reader = Callable[[Mapping[str, str]], Outcomes]
-MOST, LARGEST = 500, 4096  # of one user: machines; characters of one
+MOST = 500  # machines of one user
 
 
-def reader(args: Args, runtime: Runtime) -> Reader:
-    """Makes readers of the ledgers that the verb's options name. Raises BadOption."""
+def reader(args: Args, runtime: Runtime, since: float = 0.0) -> Callable[[Mapping[str, str]], Outcomes]:
+    """Makes readers, by the positions they begin at, of the ledgers that the verb's options name. Raises BadOption."""
     chosen = places(args.ledgers, runtime.folders.logs, os.uname().nodename)
 
-    def users() -> list[Source]:
-        return [] if args.ledgers else [_source(runtime, user) for user in users_of(runtime)]
+    def users() -> dict[str, Ledger]:
+        return {} if args.ledgers else {user.name: _ledger(runtime, user) for user in users_of(runtime)}
 
-    return lambda positions: Outcomes(chosen, positions, users)
+    return lambda positions: Outcomes(chosen, positions, users, since)
 
 
-def _source(runtime: Runtime, user: User) -> Source:
-    """A user's own ledger."""
+def _ledger(runtime: Runtime, user: User) -> Ledger:
+    """A user's own."""
 
     def ask(look: Callable[[Ledger], Any]) -> Any:
         return asked_as(runtime, user, lambda theirs: look(Ledger(theirs.folders.logs)), what="read the ledger")
 
-    folder = runtime.of_user(user.uid, user.home).folders.logs
-    return Source(os.uname().nodename, f"user {user.uid}", folder, user.name, ask)
+    return AskedLedger(runtime.of_user(user.uid, user.home).folders.logs, ask)
 
 
 def complain_of(outcomes: Outcomes) -> None:
@@ -104,9 +102,12 @@ def _numbers(runtime: Runtime) -> dict[str, float]:
 
 def host_of(args: Args, runtime: Runtime) -> Host:
     """This host, for a verb with LEDGER and --door."""
-    read, folders = reader(args, runtime), runtime.folders
     leased = (lambda: leases(args.door)) if args.door.exists() else lambda: iter(())
-    return Host(os.uname().nodename, folders.store, lambda: look(runtime), lambda: read({}), leased)
+
+    def outcomes(since: float) -> Outcomes:
+        return reader(args, runtime, since)({})
+
+    return Host(os.uname().nodename, runtime.folders.store, lambda: look(runtime), outcomes, leased)
 
 
 def look(runtime: Runtime) -> tuple[list[Machine], set[Path]]:
@@ -115,14 +116,12 @@ def look(runtime: Runtime) -> tuple[list[Machine], set[Path]]:
     machines, paths = living(runtime.machines.living()), {node} if node else set[Path]()
     paths |= paths_of(runtime.folders, machines)
     for user in users_of(runtime):
-        theirs, rows = list[Machine](), list[object]()
-        with suppress(BelljarError):
+        theirs = list[Machine]()
+        with suppress(BelljarError, ValueError):  # a user may say anything
             rows = asked_as(
                 runtime, user, lambda theirs: to_json(living(theirs.machines.living())), what="list machines"
             )
-        for row in rows[:MOST] if isinstance(rows, list) else ():
-            with suppress(ValueError):  # a user may say anything
-                theirs += [replace(from_json(Machine, row), user=user.name)] if len(str(row)) < LARGEST else []
+            theirs = [replace(machine, user=user.name) for machine in from_json(tuple[Machine, ...], rows)[:MOST]]
         paths |= paths_of(runtime.of_user(user.uid, user.home).folders, theirs)
         machines += theirs
     return machines, paths

@@ -15,7 +15,7 @@ from belljar.cli.render import as_json, duration, show
 from belljar.errors import BadOption, LibraryMissing
 from belljar.host.files import private_folder, read_secret, write_whole
 from belljar.host.locks import locked
-from belljar.monitor.report import BY, COUNTS, TIMES, plot, report
+from belljar.monitor.report import BY, plot, report
 from belljar.service import kept
 
 
@@ -103,12 +103,12 @@ def _own(runtime: Runtime, name: str) -> Path:
 
 
 def report_(args: Args, runtime: Runtime) -> None:
-    outcomes = reader(args, runtime)({})
-    groups = report(outcomes.since(time.time() - args.since if args.since else 0.0), args.by)
+    outcomes = reader(args, runtime, time.time() - args.since if args.since else 0.0)({})
+    groups = report(outcomes.new(), args.by)
     if args.plot is not None:
         plot(groups, args.by, args.plot)
-    heads = [column.replace("_", " ").upper() for column in (args.by, *COUNTS, *TIMES)]
-    rows = [[duration(value) if name in TIMES else value for name, value in group.items()] for group in groups]
+    heads = [column.replace("_", " ").upper() for column in groups[0]] if groups else []
+    rows = [[duration(cell) if isinstance(cell, float) else cell for cell in group.values()] for group in groups]
     show(groups, heads, rows, as_=args.format)
     complain_of(outcomes)
 
