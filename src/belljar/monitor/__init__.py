@@ -17,7 +17,7 @@ from typing import Any
 
 from belljar.errors import BadOption, BelljarError, PositionLost
 from belljar.journal import DAY, Ledger
-from belljar.model import Cause
+from belljar.model import Cause, Outcome
 from belljar.records import RESERVED, dataclass, field, replace
 
 FILES = "ledger-*.jsonl"
@@ -27,24 +27,24 @@ PART = 1 << 18  # bytes of rows that are asked for at once as another user
 BEFORE = ("prepare", "start", "boot", "identify", "grow", "ready", "setup")
 PHASES = (*BEFORE, "run", "fetch", "collect", "stop", "clean")
 PATHS = ("clone", "template", "cold")
-WITHIN = {"template": "prepare", "pack": "prepare", "freeze": "run"}  # these are a part of another one
+PARTS = ("template", "pack", "freeze")  # of `prepare` or `run`
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A machine that ended, by the fields of its row (`belljar.model.Outcome`). What the row does not tell is empty, or 0. Times are
+class Machine:
+    """One that ended, by the fields of its row (`belljar.model.Outcome`), or one that lives. What is not known is empty, or 0. Times are
     in seconds, moments in seconds since the epoch, sizes in bytes."""
 
     node: str
     id: str
-    cause: str
-    klass: str
+    cause: str = ""
+    klass: str = ""
     reason: str = ""
     hint: str = ""
     error: str = ""
     name: str = ""
     image: str = ""
-    start: str = ""  # "clone", "cold", or "": it was never started
+    start: str = ""  # "clone", "cold", or "": not started yet, or never
     context: str = ""
     accelerator: str = ""
     account: str = ""
@@ -58,6 +58,8 @@ class Ended:
     ended: float = 0.0
     cpus: int = 0
     memory: int = 0
+    state: str = ""  # while it lives: that of its journal, or "abandoned"
+    states: tuple[tuple[str, float], ...] = ()  # while it lives: each with its beginning
 
     @property
     def user(self) -> str:
@@ -73,6 +75,11 @@ class Ended:
     def has_failed(self) -> bool:
         """Did anything end it but its payload, with whatever exit code, or somebody who cancelled it?"""
         return self.cause not in (Cause.FINISHED.value, Cause.CANCELLED.value)
+
+    @property
+    def failure(self) -> str:
+        """Its cause, with the class of the error where there was one."""
+        return f"{self.cause}: {self.error}" if self.error else self.cause
 
     @property
     def until_ready(self) -> float:
@@ -97,9 +104,6 @@ class Ended:
             if name in self.phases:
                 begin, moment = moment, min(moment + self.phases[name], last)
                 yield name, begin, moment
-                for part, whole in WITHIN.items():
-                    if whole == name and part in self.phases:
-                        yield part, max(moment - self.phases[part], begin), moment
 
 
 def _cpu(usage: Mapping[str, float]) -> float:
@@ -129,13 +133,15 @@ READ: Mapping[str, Callable[[Any], Any]] = {  # by the types of fields
     "str": plain, "int": lambda value: int(_number(value)), "float": _number, "dict[str, float]": _numbers,
     "int | None": lambda value: value if isinstance(value, int) else None, "tuple[tuple[str, str], ...]": _pairs,
 }  # fmt: skip
-FIELDS = {name: (RESERVED.get(name, name), READ[kind]) for name, kind in Ended.__annotations__.items()}
+FIELDS = {  # of a row
+    name: (RESERVED.get(name, name), READ[kind]) for name, kind in Machine.__annotations__.items() if name in Outcome.__dataclass_fields__
+}  # fmt: skip
 
 
-def ended_of(row: Mapping[str, Any], node: str) -> Ended | None:
+def ended_of(row: Mapping[str, Any], node: str) -> Machine | None:
     """What a row tells; None where it is not of a machine that ended."""
-    values = {name: read(row.get(key)) for name, (key, read) in FIELDS.items()} | {"node": node}
-    return Ended(**values) if values["id"] and values["cause"] and values["klass"] else None
+    machine = Machine(node, **{name: read(row.get(key)) for name, (key, read) in FIELDS.items()})
+    return machine if machine.id and machine.cause and machine.klass else None
 
 
 class AskedLedger(Ledger):
@@ -185,7 +191,7 @@ class Outcomes:
         self.unreadable = 0  # rows that were left out
         self.troubles = dict[str, str]()  # ledgers of users that could not be read, and why
 
-    def new(self) -> Iterator[Ended]:
+    def new(self) -> Iterator[Machine]:
         """Those behind the positions, of each node about in the order of their ends; the next call goes on behind them. Raises
         PositionLost where a ledger was cut."""
         for node, user, ledger in self._ledgers():

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import pwd
 import re
 import time
 from collections import Counter, defaultdict
@@ -23,8 +22,8 @@ from belljar.host.watch import IN_CLOSE_WRITE, IN_CREATE, IN_DELETE, IN_MODIFY, 
 from belljar.journal import JOURNAL, read
 from belljar.machine import CONSOLE_LOG, LOCK, OUTCOME, REQUEST, Folders, MachineView
 from belljar.model import State
-from belljar.monitor import Outcomes
-from belljar.monitor.view import HOUR, Counted, Machine, Mode, Node, Values
+from belljar.monitor import Machine, Outcomes
+from belljar.monitor.view import HOUR, Counted, Mode, Node, Values
 from belljar.records import replace
 from belljar.service.streams import at_most, first_of
 
@@ -147,17 +146,16 @@ async def look_whenever(
 
 def living(views: Iterable[MachineView]) -> list[Machine]:
     """Of these, those that have not ended. One whose keeper is dead is *abandoned*."""
-    machines = []
-    for view in views:
-        if view.state == State.DONE.value:
-            continue
-        account, user = view.payload.get("account"), str(view.owner)
-        with suppress(KeyError):
-            user = str(account["name"] if isinstance(account, dict) else pwd.getpwuid(view.owner).pw_name)
-        about = view.id, view.name, user, view.image, view.requester, view.cpus, view.memory, view.start
-        states = ((event["state"], event["time"]) for event in read(view.folder) if event["event"] == "state")
-        machines.append(Machine(*about, view.state if view.alive else "abandoned", tuple(states)))
-    return machines
+    return [_machine(view) for view in views if view.state != State.DONE.value]
+
+
+def _machine(view: MachineView) -> Machine:
+    account = view.payload.get("account")
+    return Machine(
+        "", view.id, name=view.name, image=view.image, start=view.start, account=account["name"] if isinstance(account, dict) else "",
+        uid=view.owner, requester=view.requester, cpus=view.cpus, memory=view.memory, state=view.state if view.alive else "abandoned",
+        states=tuple((event["state"], event["time"]) for event in read(view.folder) if event["event"] == "state"),
+    )  # fmt: skip
 
 
 def paths_of(folders: Folders, machines: Iterable[Machine]) -> set[Path]:

@@ -14,7 +14,7 @@ from belljar.errors import PositionLost
 from belljar.host.files import write_whole
 from belljar.host.locks import locked
 from belljar.model import Cause, OutcomeClass
-from belljar.monitor import BEFORE, PATHS, Ended, Outcomes
+from belljar.monitor import BEFORE, PATHS, Machine, Outcomes
 from belljar.records import dataclass, field
 from belljar.service import kept
 from belljar.service.metrics import Metric, registry
@@ -41,7 +41,7 @@ METRICS = {
 }
 
 
-def numbers_of(ended: Ended) -> Iterator[tuple[tuple[str, ...], float]]:
+def numbers_of(ended: Machine) -> Iterator[tuple[tuple[str, ...], float]]:
     """What a machine tells: each a metric with the values of its labels, and a number to add or to observe."""
     node, path, mode, sums = ended.node, _known(ended.path), ended.requester.partition(":")[0], ended.sums()
     yield ("machines_ended", node, _known(mode, MODES), _known(ended.klass), _known(ended.cause)), 1

@@ -11,16 +11,16 @@ from typing import Any
 
 from belljar.errors import BadOption, CommandMissing
 from belljar.host.files import named_when_whole, no_space_as_error
-from belljar.monitor import Ended
+from belljar.monitor import Machine
 
-BY: Mapping[str, Callable[[Ended], str]] = {
+BY: Mapping[str, Callable[[Machine], str]] = {
     **{name: attrgetter(name) for name in ("user", "image", "cause", "node")},
     "day": lambda ended: time.strftime("%Y-%m-%d", time.localtime(ended.ended)),
 }
 MOST_BARS = 40
 
 
-def report(rows: Iterable[Ended], by: str) -> list[dict[str, Any]]:
+def report(rows: Iterable[Machine], by: str) -> list[dict[str, Any]]:
     """A group for each value there is, with its sums, and the mean and the longest time to the payload's first moment: days by their
     order, else what took most time first."""
     groups, longest = (

@@ -1,4 +1,4 @@
-"""Ended machines as OpenTelemetry traces: a span for the machine, one for each of its phases. Needs opentelemetry's SDK and exporter.
+"""Machine machines as OpenTelemetry traces: a span for the machine, one for each of its phases. Needs opentelemetry's SDK and exporter.
 
 Ids are made of the machine's, so a machine that is sent twice is the same trace."""
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from belljar.errors import HostError, LibraryMissing, PositionLost
 from belljar.jobs import complain
-from belljar.monitor import WITHIN, Ended, Outcomes
+from belljar.monitor import PARTS, Machine, Outcomes
 from belljar.monitor.live import longest, look_whenever
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Exporter:
                 await asyncio.sleep(AGAIN)
 
 
-def spans_of(ended: Ended) -> Iterator[ReadableSpan]:
+def spans_of(ended: Machine) -> Iterator[ReadableSpan]:
     """The machine's own span first."""
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
@@ -80,6 +80,7 @@ def spans_of(ended: Ended) -> Iterator[ReadableSpan]:
     trace, resource = _number(f"{ended.node}/{ended.id}/{ended.started}", 16), _resource(ended.node)
     values = {"machine.id": ended.id, "class": ended.klass, "cpus": ended.cpus, "memory": ended.memory}
     values |= {name: getattr(ended, name) for name in TEXTS} | {f"label.{name}": text for name, text in ended.labels}
+    values |= {f"seconds.{name}": ended.phases[name] for name in PARTS if name in ended.phases}
     attributes: dict[str, Any] = {f"belljar.{name}": value for name, value in values.items() if value != ""}
     status = Status(StatusCode.ERROR, ended.reason) if ended.has_failed else Status()
     yield ReadableSpan(
@@ -87,8 +88,8 @@ def spans_of(ended: Ended) -> Iterator[ReadableSpan]:
         start_time=_nano(ended.started), end_time=_nano(max(ended.ended, ended.started)),
     )  # fmt: skip
     for name, begin, end in ended.timeline():
-        parent, begins, ends = context(WITHIN.get(name, "machine")), _nano(begin), _nano(end)
-        yield ReadableSpan(name, context(name), parent, resource, start_time=begins, end_time=ends)
+        begins, ends = _nano(begin), _nano(end)
+        yield ReadableSpan(name, context(name), context("machine"), resource, start_time=begins, end_time=ends)
 
 
 @lru_cache(maxsize=1000)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from operator import attrgetter
 from typing import Any
 
 from belljar import errors
 from belljar.model import Cause, to_json
-from belljar.monitor import PHASES, Ended
+from belljar.monitor import Machine
 from belljar.records import dataclass
 
 Values = dict[str, Any]
@@ -20,26 +23,6 @@ HINTS = {  # of causes that are no error of belljar's
     Cause.WALLTIME.value: "Ask for more time: `--timeout`, or the batch job's own limit.",
     Cause.GUEST_OOM.value: "Ask for more with `--memory`; a batch job, for more memory.",
 }
-
-
-@dataclass(frozen=True)
-class Machine:
-    """One that lives or has ended. Moments are seconds since the epoch; memory is in bytes."""
-
-    id: str
-    name: str
-    user: str
-    image: str
-    requester: str
-    cpus: int
-    memory: int
-    start: str  # "clone", "cold", "template", or "": not started yet
-    state: str  # while it lives: that of its journal, or "abandoned"; then "ended" or "failed"
-    phases: tuple[tuple[str, float], ...]  # each with its beginning
-    ended: float | None = None
-    cause: str = ""
-    reason: str = ""
-    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,19 +59,20 @@ class Counted:
         self._counts = defaultdict[tuple[str, str, str], float](int)
         self._recent, self._latest = deque[Machine](maxlen=SHOWN), dict[str, Machine]()
 
-    def count(self, ended: Ended) -> None:
-        machine, sums = machine_of(ended), ended.sums()
-        numbers = {"machines": 1, "failed": sums["failed"], "cpu_seconds": sums["wall"] * ended.cpus}
-        rows = {"all": "", "hours": str(int(ended.ended // HOUR * HOUR)), "users": ended.user}
-        if ended.has_failed:
-            rows["causes"] = machine.cause
-            self._latest[machine.cause] = max(machine, self._latest.get(machine.cause, machine), key=_end)
+    def count(self, machine: Machine) -> None:
+        sums = machine.sums()
+        numbers = {"machines": 1, "failed": sums["failed"], "cpu_seconds": sums["wall"] * machine.cpus}
+        rows = {"all": "", "hours": str(int(machine.ended // HOUR * HOUR)), "users": machine.user}
+        if machine.has_failed:
+            rows["causes"] = machine.failure
+            latest = self._latest.get(machine.failure, machine)
+            self._latest[machine.failure] = max(machine, latest, key=attrgetter("ended"))
         self._recent.append(machine)
         for table, row in rows.items():
             for column, number in numbers.items():
                 self._counts[table, row, column] += number
-        if ended.path and sums["started"]:
-            self._counts["starts", ended.path, f"{ended.until_ready:.2g}"] += 1
+        if machine.path and sums["started"]:
+            self._counts["starts", machine.path, f"{machine.until_ready:.2g}"] += 1
 
     def node(self, name: str) -> Node:
         ended = {machine.id: machine for machine in (*self._latest.values(), *self._recent)}
@@ -96,14 +80,16 @@ class Counted:
         return Node(name, ended=tuple(ended.values()), counts=counts)
 
 
-def machine_of(ended: Ended) -> Machine:
-    phases = tuple((name, round(begin, 3)) for name, begin, end in ended.timeline() if name in PHASES and begin < end)
-    cause = f"{ended.cause}: {ended.error}" if ended.error else ended.cause
-    return Machine(
-        ended.id, ended.name, ended.user, ended.image, ended.requester, ended.cpus, ended.memory, ended.path,
-        "failed" if ended.has_failed else "ended", phases, ended.ended, cause, ended.reason,
-        errors.about(ended.hint or usual_hint(cause), ended.id),
-    )  # fmt: skip
+def shown(machine: Machine, node: str) -> Values:
+    """A machine as the page gets it. Phases come with their beginnings."""
+    phases = machine.states or [(name, round(begin, 3)) for name, begin, end in machine.timeline() if begin < end]
+    return {
+        "id": machine.id, "node": node, "name": machine.name, "user": machine.user, "image": machine.image, "cpus": machine.cpus,
+        "memory": machine.memory, "requester": machine.requester, "start": machine.path, "phases": phases,
+        "state": machine.state or ("failed" if machine.has_failed else "ended"), "ended": machine.ended or None,
+        "cause": machine.failure, "reason": machine.reason,
+        "hint": errors.about(machine.hint or usual_hint(machine.failure), machine.id),
+    }  # fmt: skip
 
 
 def usual_hint(cause: str) -> str:
@@ -119,15 +105,15 @@ def view(nodes: Sequence[Node], *, is_trusted: bool) -> Values:
     for node in nodes:
         for table, row, column, number in node.counts:
             tables[table][row][column] += number
-    live = [{**to_json(machine), "node": node.name} for node in nodes for machine in node.living]
-    ended = [{**to_json(machine), "node": node.name} for node in nodes for machine in node.ended]
+    live = [shown(machine, node.name) for node in nodes for machine in node.living]
+    ended = [shown(machine, node.name) for node in nodes for machine in node.ended]
     ended.sort(key=lambda machine: -machine["ended"])
     latest, causes, users = {machine["cause"]: machine for machine in reversed(ended)}, list[Values](), tables["users"]
     for cause, counts in sorted(tables["causes"].items(), key=lambda item: -item[1]["machines"]):
         of = latest[cause]
         said = {"hint": of["hint"], "reason": of["reason"], "machine": of["id"], "node": of["node"]}
-        shown = said if is_trusted else {"hint": usual_hint(cause)}
-        causes.append({"cause": cause, "count": counts["machines"], "last": of["ended"], **shown})
+        said = said if is_trusted else {"hint": usual_hint(cause)}
+        causes.append({"cause": cause, "count": counts["machines"], "last": of["ended"], **said})
     for machine in live:
         users[machine["user"]]["live"] += 1
         users[machine["user"]]["cpus"] += machine["cpus"]
@@ -157,16 +143,9 @@ def _about(node: Node) -> Values:
     return {**about, "machines": counts.get("machines", 0), "failed": counts.get("failed", 0)}
 
 
-def _end(machine: Machine) -> float:
-    return machine.ended or 0.0
-
-
 def percentiles(counts: Mapping[str, float]) -> Values:
     """Of seconds, to two digits."""
-    shown, passed, spread = Values(), 0.0, sorted((float(seconds), count) for seconds, count in counts.items())
-    for seconds, count in spread:
-        passed += count
-        for name, share in PERCENTILES.items():
-            if passed >= share * sum(counts.values()):
-                shown.setdefault(name, seconds)
-    return {"count": passed, **shown, "spread": spread}
+    spread = sorted((float(seconds), count) for seconds, count in counts.items())
+    passed = [*accumulate(count for _, count in spread)]
+    shares = {name: spread[bisect_left(passed, share * passed[-1])][0] for name, share in PERCENTILES.items()}
+    return {"count": passed[-1], **shares, "spread": spread}

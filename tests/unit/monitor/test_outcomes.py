@@ -11,7 +11,7 @@ import pytest
 from belljar.errors import BadOption, PositionLost
 from belljar.journal import Ledger
 from belljar.model import Cause, Outcome, OutcomeClass, Usage, dumps
-from belljar.monitor import PHASES, WITHIN, Ended, Outcomes, ended_of, places
+from belljar.monitor import PARTS, PHASES, Machine, Outcomes, ended_of, places
 
 END = 1767268800.0  # 2026-01-01 12:00 UTC
 
@@ -65,7 +65,7 @@ def test_a_row_of_another_version_is_read_as_far_as_it_is_understood() -> None:
     assert newer is not None and (newer.cause, newer.cpus, newer.started) == ("moved-away", 0, 0.0)
     assert newer.phases == {"thaw": 1.0, "run": 0.0} and newer.image == "debian12"
     older = ended_of({"id": "0123456789ab", "cause": "finished", "class": "payload"}, "wn01")
-    assert older == Ended("wn01", "0123456789ab", "finished", "payload")
+    assert older == Machine("wn01", "0123456789ab", "finished", "payload")
 
 
 def test_a_row_as_a_machine_leaves_it_is_read_whole() -> None:
@@ -75,7 +75,7 @@ def test_a_row_as_a_machine_leaves_it_is_read_whole() -> None:
         host=Usage(4.0, 5.0, 6), started=END - 4, ended=END, requester="slurm:1", labels=(("queue", "night"),), uid=7,
         account="ada", cpus=2, memory=1 << 30,
     )  # fmt: skip
-    assert ended_of(json.loads(dumps(outcome)), "wn01") == Ended(
+    assert ended_of(json.loads(dumps(outcome)), "wn01") == Machine(
         "wn01", "0123456789ab", "boot-failed", "node", "why", "what to do", "BootFailed", "job", "debian12", "cold", "ramdisk", "kvm",
         "ada", 7, "slurm:1", (("queue", "night"),), {"boot": 3.0}, {"user": 1.0, "system": 2.0, "peak_memory": 3.0},
         {"user": 4.0, "system": 5.0, "peak_memory": 6.0}, END - 4, END, 2, 1 << 30,
@@ -84,7 +84,7 @@ def test_a_row_as_a_machine_leaves_it_is_read_whole() -> None:
 
 def test_every_phase_of_a_machine_has_its_place() -> None:
     texts = [path.read_text() for path in (Path(__file__).parents[3] / "src/belljar/machine").rglob("*.py")]
-    assert {name for text in texts for name in re.findall(r"""\.phase\("(\w+)"\)""", text)} == {*PHASES, *WITHIN}
+    assert {name for text in texts for name in re.findall(r"""\.phase\("(\w+)"\)""", text)} == {*PHASES, *PARTS}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 1e300, "7", True, None, [7]])

@@ -24,11 +24,11 @@ from belljar.host.locks import try_lock
 from belljar.journal import JOURNAL, Ledger
 from belljar.machine import CONSOLE_LOG, LOCK, OUTCOME, REQUEST, Folders
 from belljar.machine.outside.registry import Machines
-from belljar.monitor import Outcomes, ended_of, live, nodes, server
+from belljar.monitor import Machine, Outcomes, ended_of, live, nodes, server
 from belljar.monitor.live import Host, console_tail, leases, living, modes, paths_of, story
 from belljar.monitor.metrics import Tally, collected
 from belljar.monitor.nodes import Remote, node_of
-from belljar.monitor.view import Counted, Machine, Node, percentiles, view
+from belljar.monitor.view import Counted, Node, percentiles, view
 from belljar.service import kept
 from belljar.service.streams import first_of
 from belljar.vacuum.factory.state import Status as Factory
@@ -415,7 +415,7 @@ async def test_the_first_machine_of_a_host_is_seen_though_there_was_no_folder_fo
     folders.machine(LIVE).mkdir(parents=True)
     await until(lambda: states(host) == {LIVE: "abandoned"})
     tell(folders, "running", at=1.0)
-    await until(lambda: host.nodes()[0].living[0].phases)
+    await until(lambda: host.nodes()[0].living[0].states)
     folders.logs.mkdir()
     Ledger(folders.logs).append(lost(), time.time())
     await until(lambda: host.nodes()[0].ended)
@@ -470,8 +470,10 @@ def test_a_console_that_is_a_pipe_or_not_there_is_empty(tmp_path: Path) -> None:
 
 
 def test_no_text_of_a_user_steers_the_terminal_that_shows_it() -> None:
-    phases = (("running", time.time() - 5),)
-    machine = Machine(LIVE, "\x1b[2J[red]x", "ada", "el9", "", 1, 1 << 30, "clone", "running", phases)
+    states = (("running", time.time() - 5),)
+    machine = Machine(
+        "", LIVE, name="\x1b[2J[red]x", account="ada", image="el9", cpus=1, state="running", states=states
+    )
     values = view([Node("wn01", (machine,))], is_trusted=True)
     for order in SORTS:
         console = Console(file=io.StringIO(), width=140)

@@ -217,7 +217,6 @@ def test_phases_are_laid_out_between_begin_and_end() -> None:
     laid = {name: (begin - ended.started, end - ended.started) for name, begin, end in ended.timeline()}
     assert laid == {
         "prepare": (0, 3),
-        "template": (1, 3),
         "start": (3, 4),
         "run": (4, 8),
         "stop": (8, 8.5),

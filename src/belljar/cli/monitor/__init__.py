@@ -17,9 +17,9 @@ from belljar.jobs import complain
 from belljar.jobs.users import asked_as, users_of
 from belljar.journal import Ledger
 from belljar.model import to_json
-from belljar.monitor import AskedLedger, Outcomes, places
+from belljar.monitor import AskedLedger, Machine, Outcomes, places
 from belljar.monitor.live import Host, living, paths_of, story
-from belljar.monitor.view import Machine, Values
+from belljar.monitor.view import Values
 from belljar.reading import from_json
 from belljar.records import replace
 from belljar.service.metrics import Metric
@@ -121,7 +121,7 @@ def look(runtime: Runtime) -> tuple[list[Machine], set[Path]]:
             rows = asked_as(
                 runtime, user, lambda theirs: to_json(living(theirs.machines.living())), what="list machines"
             )
-            theirs = [replace(machine, user=user.name) for machine in from_json(tuple[Machine, ...], rows)[:MOST]]
+            theirs = [replace(machine, account=user.name) for machine in from_json(tuple[Machine, ...], rows)[:MOST]]
         paths |= paths_of(runtime.of_user(user.uid, user.home).folders, theirs)
         machines += theirs
     return machines, paths
