@@ -8,7 +8,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from belljar.errors import PositionLost
 from belljar.host.files import write_whole
@@ -19,18 +22,15 @@ from belljar.records import dataclass, field
 from belljar.service import kept
 from belljar.service.metrics import Metric, registry
 
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
-
 BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)  # seconds
 LIMITS = [*map(str, BUCKETS), "+Inf"]
 PATIENCE = 60.0  # seconds for another process that writes the same file
-COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+COUNTER, GAUGE, HISTOGRAM = CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 # A user may write anything into the own ledger, and each word would be a series for ever.
 MODES = {"cli", "api", "slurm", "gridengine", "htcondor", "openpbs", "torque", "lsf", "vacuum", "bait", "node", "lease"}
 KNOWN = {*(cause.value for cause in Cause), *(klass.value for klass in OutcomeClass), *PATHS}
 LAST, UNREADABLE = "last_end_timestamp_seconds", "ledger_rows_unreadable"
-METRICS = {
+METRICS: Mapping[str, tuple[Any, str, tuple[str, ...]]] = {
     "machines_ended": (COUNTER, "Machines that ended", ("node", "mode", "class", "cause")),
     "machine_payload_seconds": (COUNTER, "What payloads took themselves", ("node",)),
     "machine_overhead_seconds": (COUNTER, "What machines took beside their payloads' own time", ("node",)),
@@ -106,12 +106,9 @@ class Tally:
 
     def collect(self) -> Iterable[Any]:
         """All metrics, as prometheus_client takes them, with what is new by now."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-
         self.read()
-        kinds: Any = {COUNTER: CounterMetricFamily, GAUGE: GaugeMetricFamily, HISTOGRAM: HistogramMetricFamily}
         families = {
-            name: kinds[kind](f"belljar_{name}", text, labels=labels) for name, (kind, text, labels) in METRICS.items()
+            name: kind(f"belljar_{name}", text, labels=labels) for name, (kind, text, labels) in METRICS.items()
         }
         for (name, *labels), (*counts, number) in self._values.items():
             buckets = [list(zip(LIMITS, accumulate(counts), strict=True))] if counts else []
@@ -120,8 +117,7 @@ class Tally:
 
 
 def collected(tally: Tally, host: Callable[[], Iterable[Metric]]) -> CollectorRegistry:
-    """For prometheus_client's own apps, such as `make_asgi_app(registry)`. *host*: what this host has now. Raises CommandMissing
-    without the library."""
+    """For prometheus_client. *host*: what this host has now."""
     made = registry(host)
     made.register(tally)
     return made
@@ -131,11 +127,8 @@ def write_textfile(
     path: Path, state: Path, outcomes: Callable[[Mapping[str, str]], Outcomes], host: Callable[[], Iterable[Metric]]
 ) -> None:
     """Put all metrics into this file, for everybody to read, whole or not at all. *state*: a file with what the next call goes on
-    from; without it, or where it is damaged, all is read anew. Raises CommandMissing, NoSpace, LockTimeout."""
+    from; without it, or where it is damaged, all is read anew. Raises NoSpace, LockTimeout."""
     with locked(state.with_name(f"{state.name}.lock"), timeout=PATIENCE, what="write metrics"):
         tally = Tally(outcomes, kept.read(state, Kept))
-        made = collected(tally, host)
-        from prometheus_client import generate_latest
-
-        write_whole(path, generate_latest(made), mode=0o644)
+        write_whole(path, generate_latest(collected(tally, host)), mode=0o644)
         kept.keep(state, tally.kept())

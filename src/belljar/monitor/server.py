@@ -12,9 +12,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import uvicorn
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -34,9 +35,6 @@ from belljar.service.http.server import counted, listener
 from belljar.service.senders import Askers, Budget
 from belljar.service.streams import at_most, first_of
 
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
-
 PAGE = Path(__file__).parent / "page"
 WRONG = Budget(burst=10, rate=0.2)  # wrong tokens of one address
 MOST_READERS, MOST_CONNECTIONS = 64, 256
@@ -50,7 +48,6 @@ HEADERS = {  # what keeps a browser from doing more than this page needs; each c
     "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin", "Cross-Origin-Opener-Policy": "same-origin", "Connection": "close",
 }  # fmt: skip
-Sections = dict[str, bytes]  # by name, each as JSON
 
 
 class Hub:
@@ -58,7 +55,7 @@ class Hub:
 
     def __init__(self, host: Host, remotes: Sequence[Remote] = ()) -> None:
         self.host, self.remotes, self.readers = host, remotes, 0
-        self._changed, self._views = asyncio.Event(), dict[bool, Sections]()
+        self._changed, self._views = asyncio.Event(), dict[bool, Values]()
 
     async def watch(self) -> None:
         await first_of(self.host.watch(self.ring), *(remote.watch(self.ring) for remote in self.remotes))
@@ -68,33 +65,28 @@ class Hub:
         self._changed.set()
         self._changed, self._views = asyncio.Event(), {}
 
-    def sections(self, *, is_trusted: bool) -> Sections:
+    def sections(self, *, is_trusted: bool) -> Values:
         """The view; made once for all readers."""
         if is_trusted not in self._views:
             nodes = [*self.host.nodes(), *(remote.node for remote in self.remotes)]
             about = {"node": self.host.name, "version": __version__, "trusted": is_trusted}
-            sections = {"about": about, **view(nodes, is_trusted=is_trusted)}
-            self._views[is_trusted] = {name: dumps(section) for name, section in sections.items()}
+            self._views[is_trusted] = {"about": about, **view(nodes, is_trusted=is_trusted)}
         return self._views[is_trusted]
 
-    async def pieces(self, look: Callable[[], Sections]) -> AsyncIterator[bytes]:
+    async def pieces(self, look: Callable[[], Values]) -> AsyncIterator[bytes]:
         """For one reader, until it goes: all sections, then those that changed, and now and then a sign of life."""
-        sent = Sections()
+        sent = Values()
         self.readers += 1
         try:
             while True:
                 changed, sections = self._changed, look()  # in this order: nothing falls between
-                new = {name: text for name, text in sections.items() if sent.get(name) != text}
+                new = {name: section for name, section in sections.items() if sent.get(name) != section}
                 sent = sections
-                yield b"data:%s\n\n" % joined(new) if new else b":\n\n"
+                yield b"data:%s\n\n" % dumps(new) if new else b":\n\n"
                 await at_most(SIGN_OF_LIFE, changed.wait())
                 await asyncio.sleep(PAUSE)
         finally:
             self.readers -= 1
-
-
-def joined(sections: Sections) -> bytes:
-    return b"{%s}" % b",".join(b'"%s":%s' % (name.encode(), text) for name, text in sections.items())
 
 
 class Access:
@@ -119,7 +111,7 @@ def app(hub: Hub, access: Access, tell: Callable[[str], Values | None], metrics:
     """The page, and what it reads. *tell*: the story of a machine here, None where nothing is known of it. *metrics*: for Prometheus."""
 
     async def look(request: Request) -> Response:
-        return Response(joined(hub.sections(is_trusted=access(request))), media_type="application/json")
+        return Response(dumps(hub.sections(is_trusted=access(request))), media_type="application/json")
 
     async def events(request: Request) -> Response:
         is_trusted = access(request)
@@ -128,9 +120,9 @@ def app(hub: Hub, access: Access, tell: Callable[[str], Values | None], metrics:
     async def node(request: Request) -> Response:
         """This host alone, for the monitor of another."""
         access(request, needed=True)
-        return stream(lambda: {"node": dumps(hub.host.nodes()[0])})
+        return stream(lambda: {"node": hub.host.nodes()[0]})
 
-    def stream(look: Callable[[], Sections]) -> Response:
+    def stream(look: Callable[[], Values]) -> Response:
         if hub.readers >= MOST_READERS:
             raise HTTPException(503, f"{MOST_READERS} readers are connected", {"Retry-After": "30"})
         return StreamingResponse(hub.pieces(look), media_type="text/event-stream")
@@ -149,8 +141,6 @@ def app(hub: Hub, access: Access, tell: Callable[[str], Values | None], metrics:
         return JSONResponse(told)
 
     async def numbers(request: Request) -> Response:
-        from prometheus_client.exposition import choose_encoder
-
         encode, kind = choose_encoder(request.headers.get("accept", ""))
         async with hub.host.turn:
             return Response(await in_thread(lambda: encode(metrics)), headers={"Content-Type": kind})

@@ -1,4 +1,4 @@
-"""Machine machines as OpenTelemetry traces: a span for the machine, one for each of its phases. Needs opentelemetry's SDK and exporter.
+"""Ended machines as OpenTelemetry traces: a span for the machine, one for each of its phases. Needs opentelemetry's SDK and exporter.
 
 Ids are made of the machine's, so a machine that is sent twice is the same trace."""
 
@@ -10,16 +10,17 @@ from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from belljar.errors import HostError, LibraryMissing, PositionLost
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
+
+from belljar.errors import HostError, PositionLost
 from belljar.jobs import complain
 from belljar.monitor import PARTS, Machine, Outcomes
 from belljar.monitor.live import longest, look_whenever
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import ReadableSpan
 
 BATCH = 60  # machines, each with about eight spans
 AGAIN = 30.0  # seconds after which what the collector did not take is sent again
@@ -28,14 +29,10 @@ TEXTS = ("cause", "image", "path", "error", "context", "accelerator", "requester
 
 
 class Exporter:
-    """Sends spans to where the variables OTEL_EXPORTER_OTLP_... say, by HTTP."""
+    """Sends spans to where the variables OTEL_EXPORTER_OTLP_... say, by HTTP. *kept* is called after what was read so far has been
+    taken."""
 
     def __init__(self, kept: Callable[[], object]) -> None:
-        """*kept* is called after what was read so far has been taken. Raises LibraryMissing."""
-        try:
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        except ImportError as exc:
-            raise LibraryMissing("spans: the libraries of opentelemetry are not installed") from exc
         self._exporter, self._kept = OTLPSpanExporter(), kept
 
     def send_new(self, outcomes: Outcomes) -> int:
@@ -71,8 +68,6 @@ class Exporter:
 
 def spans_of(ended: Machine) -> Iterator[ReadableSpan]:
     """The machine's own span first."""
-    from opentelemetry.sdk.trace import ReadableSpan
-    from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 
     def context(name: str) -> SpanContext:
         return SpanContext(trace, _number(f"{trace}/{name}", 8), is_remote=False, trace_flags=TraceFlags(1))
@@ -95,8 +90,6 @@ def spans_of(ended: Machine) -> Iterator[ReadableSpan]:
 @lru_cache(maxsize=1000)
 def _resource(node: str) -> Resource:
     """Whose spans these are; OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME have the last word."""
-    from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
-
     return Resource({SERVICE_NAME: "belljar", "host.name": node}).merge(OTELResourceDetector().detect())
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from belljar.assembly import Runtime
 from belljar.cli.lease.asking import DOOR, ask, watched
 from belljar.cli.parser import Args
-from belljar.errors import BelljarError
+from belljar.errors import BelljarError, LibraryMissing
 from belljar.host.privileges import User
 from belljar.jobs import complain
 from belljar.jobs.users import asked_as, users_of
@@ -47,6 +47,15 @@ def _ledger(runtime: Runtime, user: User) -> Ledger:
         return asked_as(runtime, user, lambda theirs: look(Ledger(theirs.folders.logs)), what="read the ledger")
 
     return AskedLedger(runtime.of_user(user.uid, user.home).folders.logs, ask)
+
+
+@contextmanager
+def libraries() -> Iterator[None]:
+    """For the import of modules that need any. Raises LibraryMissing."""
+    try:
+        yield
+    except ImportError as exc:
+        raise LibraryMissing(f"the monitor: the library {exc.name} is not installed") from exc
 
 
 def complain_of(outcomes: Outcomes) -> None:

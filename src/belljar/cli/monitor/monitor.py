@@ -9,10 +9,10 @@ from pathlib import Path
 from secrets import token_urlsafe
 
 from belljar.assembly import Runtime
-from belljar.cli.monitor import LEDGER, SEEN, complain_of, host_metrics, host_of, reader, tell
+from belljar.cli.monitor import LEDGER, SEEN, complain_of, host_metrics, host_of, libraries, reader, tell
 from belljar.cli.parser import Args, Verb, acts
 from belljar.cli.render import as_json, duration, show
-from belljar.errors import BadOption, LibraryMissing
+from belljar.errors import BadOption
 from belljar.host.files import private_folder, read_secret, write_whole
 from belljar.host.locks import locked
 from belljar.monitor.report import BY, plot, report
@@ -20,11 +20,9 @@ from belljar.service import kept
 
 
 def serve(args: Args, runtime: Runtime) -> None:
-    try:
+    with libraries():
         from belljar.monitor import server
-    except ImportError as exc:
-        raise LibraryMissing(f"the page: the library {exc.name} is not installed") from exc
-    from belljar.monitor.metrics import Tally, collected
+        from belljar.monitor.metrics import Tally, collected
     from belljar.monitor.nodes import Remote
     from belljar.service.systemd import serving
 
@@ -52,15 +50,15 @@ def token_file(args: Args, runtime: Runtime) -> Path:
 
 
 def textfile(args: Args, runtime: Runtime) -> None:
-    from belljar.monitor.metrics import write_textfile
-
+    with libraries():
+        from belljar.monitor.metrics import write_textfile
     state = args.state or _own(runtime, "textfile.json")
     write_textfile(args.file, state, reader(args, runtime), lambda: host_metrics(runtime))
 
 
 def spans(args: Args, runtime: Runtime) -> None:
-    from belljar.monitor.spans import Exporter
-
+    with libraries():
+        from belljar.monitor.spans import Exporter
     if not any(os.environ.get(name) for name in ENDPOINTS):
         hint = "Such as http://127.0.0.1:4318, where a collector takes OTLP."
         raise BadOption(f"spans: {ENDPOINTS[0]} is not set", hint=hint)
