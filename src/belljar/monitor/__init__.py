@@ -6,12 +6,12 @@ older or newer version is read as far as it is understood; a row that does not t
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from belljar.records import RESERVED, dataclass, field, replace
 
 FILES = "ledger-*.jsonl"
 LARGEST = 1e15  # of a number in a row; more is not one
-PART = 1 << 18  # bytes of rows that are asked for at once as another user
+PART = 100  # rows that are asked for at once as another user
 # In the order in which a machine goes through them, of which the payload's own time is `run`.
 BEFORE = ("prepare", "start", "boot", "identify", "grow", "ready", "setup")
 PHASES = (*BEFORE, "run", "fetch", "collect", "stop", "clean")
@@ -163,15 +163,10 @@ class AskedLedger(Ledger):
 
 def _part(ledger: Ledger, position: str) -> list[tuple[dict[str, Any], str]]:
     """The next rows, and no more than fit into a report."""
-    rows, size = list[tuple[dict[str, Any], str]](), 0
     try:
-        for row, behind in ledger.since(position):
-            rows.append((row, behind))
-            if (size := size + len(json.dumps(row))) > PART:
-                break
+        return [*islice(ledger.since(position), PART)]
     except PositionLost:
         return [({}, ledger.end())]
-    return rows
 
 
 class Outcomes:

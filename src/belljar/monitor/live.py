@@ -19,6 +19,7 @@ from belljar.errors import BelljarError, PositionLost
 from belljar.host.files import read_json
 from belljar.host.threads import in_thread
 from belljar.host.watch import IN_CLOSE_WRITE, IN_CREATE, IN_DELETE, IN_MODIFY, IN_MOVED_FROM, IN_MOVED_TO, Watch
+from belljar.jobs import plain
 from belljar.journal import JOURNAL, read
 from belljar.machine import CONSOLE_LOG, LOCK, OUTCOME, REQUEST, Folders, MachineView
 from belljar.model import State
@@ -215,8 +216,7 @@ def story(folders: Folders, id: str) -> Values | None:
 
 def console_tail(path: Path) -> str:
     """The end of what a guest wrote, as plain text: a guest may write anything."""
-    text = ESCAPES.sub("", _tail(path, TAIL).decode(errors="replace").replace("\r\n", "\n"))
-    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+    return plain(ESCAPES.sub("", _tail(path, TAIL).decode(errors="replace").replace("\r\n", "\n")), "\n\t")
 
 
 def _tail(path: Path, size: int) -> bytes:

@@ -119,8 +119,7 @@ def view(nodes: Sequence[Node], *, is_trusted: bool) -> Values:
         users[machine["user"]]["cpus"] += machine["cpus"]
     totals = {
         "live": len(live), "cpus": sum(machine["cpus"] for machine in live), "memory": sum(machine["memory"] for machine in live),
-        "states": Counter(machine["state"] for machine in live), "users": len(users), "nodes": len(nodes),
-        "silent": sum(bool(node.why) for node in nodes), **{column: tables["all"][""][column] for column in ("machines", "failed")},
+        "states": Counter(machine["state"] for machine in live), **{column: tables["all"][""][column] for column in ("machines", "failed")},
     }  # fmt: skip
     sections: Values = {
         "totals": totals,
@@ -133,14 +132,19 @@ def view(nodes: Sequence[Node], *, is_trusted: bool) -> Values:
         sections["users"] = sorted(rows, key=lambda row: (-row["cpus"], -row["cpu_seconds"]))
         sections["machines"] = [*live, *ended[:SHOWN]]
         sections["modes"] = [to_json(mode) for node in nodes for mode in node.modes]
-        sections["nodes"] = [_about(node) for node in nodes]
+        sections["nodes"] = [
+            {
+                "node": node.name,
+                "heard": node.heard,
+                "why": node.why,
+                "live": len(node.living),
+                "machines": 0,
+                "failed": 0,
+            }
+            | {column: number for table, _, column, number in node.counts if table == "all"}
+            for node in nodes
+        ]
     return sections
-
-
-def _about(node: Node) -> Values:
-    counts = {column: number for table, _, column, number in node.counts if table == "all"}
-    about = {"node": node.name, "heard": node.heard, "why": node.why, "live": len(node.living)}
-    return {**about, "machines": counts.get("machines", 0), "failed": counts.get("failed", 0)}
 
 
 def percentiles(counts: Mapping[str, float]) -> Values:

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -18,6 +19,7 @@ from rich.console import Console
 from tests.unit.monitor.test_outcomes import row
 
 from belljar.bait.journal import Status as Bait
+from belljar.cli import main
 from belljar.cli.monitor.top import SORTS, screen
 from belljar.errors import BadOption, HostError
 from belljar.host.locks import try_lock
@@ -191,7 +193,7 @@ async def test_wrong_tokens_are_refused_and_after_some_not_even_looked_at_while_
 async def test_a_machine_has_a_story_without_its_secrets_and_with_a_harmless_console(folders: Folders) -> None:
     async with monitored(folders) as site:
         told = json.loads((await site.ask(f"/api/machines/{LIVE}", WITH))[2])
-        assert told["console"] == "<script>alert(1)</script>\nlogin�: �\n"
+        assert told["console"] == "<script>alert(1)</script>\nlogin\\x07: �\n"
         assert "PASSWORD" not in json.dumps(told) and told["request"]["requester"] == "slurm:4711"
         assert [event["state"] for event in told["events"]] == ["preparing", "starting", "running"]
         for id in ("ffffffffffff", "..", "%2e%2e%2flogs", "0123456789AB"):
@@ -321,7 +323,7 @@ async def test_another_node_is_shown_with_its_machines_and_their_stories(folders
 async def test_a_node_that_is_silent_is_shown_as_silent_with_what_it_last_told(
     folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodes, "SILENT", 0.3)
+    monkeypatch.setattr(nodes, "SILENT", 1.0)
     async with monitored(folders) as site:
         remote = Remote(f"http://127.0.0.1:{site.port}", TOKEN)
         watch = asyncio.ensure_future(remote.watch(lambda: None))
@@ -478,3 +480,11 @@ def test_no_text_of_a_user_steers_the_terminal_that_shows_it() -> None:
         console.print(screen(values, order, 24))
         shown = console.file.getvalue()  # type: ignore[attr-defined]
         assert "\x1b" not in shown and "[red]x" in shown and "1 machines (1 running)" in shown
+
+
+def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "belljar.monitor.server")
+    monkeypatch.delattr("belljar.monitor.server")
+    assert main(["monitor", "serve"]) == 125
+    assert "the library uvicorn is not installed" in capsys.readouterr().err

@@ -99,6 +99,14 @@ def test_a_machine_is_a_trace_with_a_span_for_each_phase(tmp_path: Path, collect
     assert (failed.status.code, failed.status.message) == (Status.STATUS_CODE_ERROR, "the guest never answered")
 
 
+def test_the_time_that_a_template_took_is_told(tmp_path: Path, collector: Collector) -> None:
+    write(tmp_path / "logs", row(phases={"prepare": 9.0, "template": 8.5}))
+    assert send(tmp_path, "--from-start") == 0
+    assert [span.name for span in collector.spans] == ["machine", "prepare"]
+    told = attributes(collector.spans[0].attributes)
+    assert (told["belljar.path"], told["belljar.seconds.template"]) == ("template", 8.5)
+
+
 def test_each_machine_is_sent_once_unless_the_collector_refused_it(
     tmp_path: Path, collector: Collector, capsys: Any
 ) -> None:
