@@ -60,7 +60,8 @@ class Host:
     async def watch(self, changed: Callable[[], None]) -> None:
         """Without end. *changed* is called whenever `nodes` may be another."""
         machines = look_whenever(self._look_around, changed, self.turn)
-        ledgers = look_whenever(self._count, changed, self.turn, longest(self._reader))
+        are_all_here = {*self._reader.places.values()} <= {self.name}
+        ledgers = look_whenever(self._count, changed, self.turn, HOUR if are_all_here else LOOK_AGAIN)
         await first_of(machines, ledgers, self._watch_leases(changed))
 
     def nodes(self) -> list[Node]:
@@ -105,11 +106,6 @@ class Host:
                     changed()
             self._leases = []
             await asyncio.sleep(ASK_AGAIN)
-
-
-def longest(outcomes: Outcomes) -> float:
-    """Seconds after which these ledgers are looked at again, though the kernel reported nothing."""
-    return HOUR if {*outcomes.places.values()} <= {os.uname().nodename} else LOOK_AGAIN
 
 
 async def look_whenever(

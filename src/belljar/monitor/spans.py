@@ -4,12 +4,10 @@ Ids are made of the machine's, so a machine that is sent twice is the same trace
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -17,53 +15,28 @@ from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Reso
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 
-from belljar.errors import HostError, PositionLost
-from belljar.jobs import complain
+from belljar.errors import HostError
 from belljar.monitor import PARTS, Machine, Outcomes
-from belljar.monitor.live import longest, look_whenever
 
 BATCH = 60  # machines, each with about eight spans
-AGAIN = 30.0  # seconds after which what the collector did not take is sent again
 # Fields that are attributes, too.
 TEXTS = ("cause", "image", "path", "error", "context", "accelerator", "requester", "name", "user")
 
 
-class Exporter:
-    """Sends spans to where the variables OTEL_EXPORTER_OTLP_... say, by HTTP. *kept* is called after what was read so far has been
-    taken."""
-
-    def __init__(self, kept: Callable[[], object]) -> None:
-        self._exporter, self._kept = OTLPSpanExporter(), kept
-
-    def send_new(self, outcomes: Outcomes) -> int:
-        """Send the machines behind the positions; returns how many. Where the collector does not take them, the positions stay in
-        front of them. Raises HostError, PositionLost."""
-        machines, taken, rows = 0, dict(outcomes.positions), outcomes.new()
-        while batch := list(islice(rows, BATCH)):
-            if self._exporter.export([span for ended in batch for span in spans_of(ended)]).value != 0:
-                outcomes.positions = taken
-                hint = "See the lines above, and OTEL_EXPORTER_OTLP_ENDPOINT. They are sent again."
-                raise HostError(f"{len(batch)} machines were not taken by the collector", hint=hint)
-            machines, taken = machines + len(batch), dict(outcomes.positions)
-            self._kept()
-        self._kept()
-        return machines
-
-    async def follow(self, outcomes: Outcomes) -> None:
-        """Send each machine as it ends, for ever, those that the collector does not take again. Raises PositionLost."""
-
-        def send() -> set[Path]:
-            self.send_new(outcomes)
-            return outcomes.paths()
-
-        while True:
-            try:
-                await look_whenever(send, lambda: None, asyncio.Lock(), longest(outcomes))
-            except PositionLost:
-                raise
-            except HostError as exc:
-                complain(exc.message, exc.hint)
-                await asyncio.sleep(AGAIN)
+def send_new(outcomes: Outcomes, kept: Callable[[], object]) -> int:
+    """Send the machines behind the positions to where the variables OTEL_EXPORTER_OTLP_... say, by HTTP; returns how many. *kept* is
+    called whenever some have been taken. Where the collector does not take them, the positions stay in front of them. Raises HostError,
+    PositionLost."""
+    exporter, machines, taken, rows = OTLPSpanExporter(), 0, dict(outcomes.positions), outcomes.new()
+    while batch := list(islice(rows, BATCH)):
+        if exporter.export([span for ended in batch for span in spans_of(ended)]).value != 0:
+            outcomes.positions = taken
+            hint = "See the lines above, and OTEL_EXPORTER_OTLP_ENDPOINT. They are sent again."
+            raise HostError(f"{len(batch)} machines were not taken by the collector", hint=hint)
+        machines, taken = machines + len(batch), dict(outcomes.positions)
+        kept()
+    kept()
+    return machines
 
 
 def spans_of(ended: Machine) -> Iterator[ReadableSpan]:

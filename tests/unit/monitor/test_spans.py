@@ -1,11 +1,9 @@
 """Ended machines as traces, taken by a receiver that speaks OTLP over HTTP."""
 
-import asyncio
 import http.server
 import json
-import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +13,16 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from tests.unit.monitor.test_outcomes import END, row, write
 
 from belljar.cli import main
-from belljar.errors import PositionLost
-from belljar.monitor import Outcomes, ended_of
-from belljar.monitor.spans import Exporter, _resource
+from belljar.monitor import ended_of
+from belljar.monitor.spans import _resource
 
 
 class Collector(http.server.ThreadingHTTPServer):
-    """Takes traces as a collector does, or refuses them."""
+    """Takes traces as a collector does, so many requests; refuses others."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.status, self.requests = 200, list[tuple[str, ExportTraceServiceRequest]]()
+        self.most, self.requests = 9, list[tuple[str, ExportTraceServiceRequest]]()
 
     @property
     def spans(self) -> list[Span]:
@@ -40,9 +37,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.server.status == 200:
+        is_taken = len(self.server.requests) < self.server.most
+        if is_taken:
             self.server.requests.append((self.path, ExportTraceServiceRequest.FromString(body)))
-        self.send_response(self.server.status)
+        self.send_response(200 if is_taken else 400)
         self.end_headers()
 
     def log_message(self, *words: Any) -> None:
@@ -114,10 +112,10 @@ def test_each_machine_is_sent_once_unless_the_collector_refused_it(
     assert send(tmp_path) == 0
     assert json.loads(capsys.readouterr().out) == {"sent": 0}
     write(tmp_path / "logs", row("b" * 12))
-    collector.status = 400
+    collector.most = 0
     assert send(tmp_path) == 125
     assert "1 machines were not taken by the collector" in capsys.readouterr().err
-    collector.status = 200
+    collector.most = 9
     assert send(tmp_path) == 0
     assert json.loads(capsys.readouterr().out) == {"sent": 1}
     assert send(tmp_path) == 0
@@ -125,41 +123,24 @@ def test_each_machine_is_sent_once_unless_the_collector_refused_it(
     assert len(collector.spans) == 7
 
 
-async def test_a_collector_that_refuses_for_a_while_gets_every_machine_later(
-    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch, capsys: Any
+def test_of_many_machines_those_that_were_taken_are_not_sent_again(
+    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("belljar.monitor.spans.AGAIN", 0.05)
     write(tmp_path / "logs", *[row(f"{number:012x}") for number in range(100)])
-    outcomes, kept = Outcomes({tmp_path / "logs": os.uname().nodename}), list[int]()
-    collector.status = 400
-    following = asyncio.ensure_future(Exporter(lambda: kept.append(len(collector.spans))).follow(outcomes))
-    try:
-        async with asyncio.timeout(20):
-            await until(lambda: "60 machines were not taken" in capsys.readouterr().err)
-            assert not collector.spans
-            collector.status = 200
-            await until(lambda: len(collector.spans) == 100 * 7)
-            write(tmp_path / "logs", row("f" * 12))
-            await until(lambda: len(collector.spans) == 101 * 7)
-    finally:
-        following.cancel()
-    assert len({span.trace_id for span in collector.spans}) == 101
-    assert kept[0] == 60 * 7
+    collector.most = 1
+    assert send(tmp_path, "--from-start") == 125
+    assert len(collector.spans) == 60 * 7
+    collector.most = 9
+    assert send(tmp_path) == 0
+    assert len(collector.spans) == 100 * 7 and len({span.trace_id for span in collector.spans}) == 100
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    while not is_so():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-
-
-async def test_a_ledger_that_was_cut_ends_the_following(tmp_path: Path, collector: Collector) -> None:
+def test_a_ledger_that_was_cut_is_an_error(tmp_path: Path, collector: Collector, capsys: Any) -> None:
     write(tmp_path / "logs", row())
-    following = asyncio.ensure_future(Exporter(lambda: None).follow(Outcomes({tmp_path / "logs": os.uname().nodename})))
-    async with asyncio.timeout(20):
-        await until(lambda: len(collector.spans) == 7)
-        (tmp_path / "logs/ledger-2026-01.jsonl").write_bytes(b"")
-        with pytest.raises(PositionLost):
-            await following
+    assert send(tmp_path, "--from-start") == 0
+    (tmp_path / "logs/ledger-2026-01.jsonl").write_bytes(b"")
+    assert send(tmp_path) == 125
+    assert "had been read up to byte" in capsys.readouterr().err
 
 
 def test_no_row_keeps_those_behind_it_from_being_sent(tmp_path: Path, collector: Collector) -> None:

@@ -58,7 +58,7 @@ def textfile(args: Args, runtime: Runtime) -> None:
 
 def spans(args: Args, runtime: Runtime) -> None:
     with libraries():
-        from belljar.monitor.spans import Exporter
+        from belljar.monitor.spans import send_new
     if not any(os.environ.get(name) for name in ENDPOINTS):
         hint = "Such as http://127.0.0.1:4318, where a collector takes OTLP."
         raise BadOption(f"spans: {ENDPOINTS[0]} is not set", hint=hint)
@@ -66,12 +66,9 @@ def spans(args: Args, runtime: Runtime) -> None:
     with locked(state.with_name(f"{state.name}.lock"), timeout=PATIENCE, what="send spans"):
         before = kept.read(state, dict[str, str])
         outcomes = reader(args, runtime)(before or {})
-        exporter = Exporter(lambda: kept.keep(state, outcomes.positions))
         if before is None and not args.from_start:
             outcomes.skip()
-        if args.follow:
-            asyncio.run(exporter.follow(outcomes))
-        sent = exporter.send_new(outcomes)
+        sent = send_new(outcomes, lambda: kept.keep(state, outcomes.positions))
     show({"sent": sent}, ("MACHINES SENT",), [(sent,)], as_=args.format)
     complain_of(outcomes)
 
@@ -123,7 +120,6 @@ ROWS = f"""
 # textfile +ledger +state | write all metrics into a file for node_exporter's textfile collector: from cron, or a timer
 FILE | such as /var/lib/prometheus/node-exporter/belljar.prom; replaced as a whole
 # spans +ledger +state +format | send the machines that ended as OpenTelemetry traces, by OTLP over HTTP, to where OTEL_EXPORTER_OTLP_ENDPOINT says
--f --follow | go on with each machine that ends, until interrupted
 --from-start | begin with all machines of the ledgers (default: with those that end from now on)
 # glue2 | describe this host's images as GLUE 2 execution environments, for a site's information system
 --service ID | of the computing service they belong to (default: made of this host's name)
