@@ -20,7 +20,7 @@ from belljar.host.files import read_json
 from belljar.host.threads import in_thread
 from belljar.host.watch import IN_CLOSE_WRITE, IN_CREATE, IN_DELETE, IN_MODIFY, IN_MOVED_FROM, IN_MOVED_TO, Watch
 from belljar.jobs import plain
-from belljar.journal import JOURNAL, read
+from belljar.journal import DAY, JOURNAL, read
 from belljar.machine import CONSOLE_LOG, LOCK, OUTCOME, REQUEST, Folders, MachineView
 from belljar.model import State
 from belljar.monitor import Machine, Outcomes
@@ -28,7 +28,6 @@ from belljar.monitor.view import HOUR, Counted, Mode, Node, Values
 from belljar.records import replace
 from belljar.service.streams import at_most, first_of
 
-DAY = 86400.0  # machines that ended are counted for so long
 PAUSE = 0.5  # seconds between two looks
 LOOK_AGAIN = 15.0  # seconds, for ledgers of other hosts, of which the kernel reports nothing
 ASK_AGAIN = 20.0  # seconds until a lease service that is down is asked again
@@ -46,10 +45,9 @@ class Host:
 
     def __init__(
         self, name: str, store: Path, look: Callable[[], tuple[list[Machine], set[Path]]], outcomes: Callable[[float], Outcomes],
-        leased: Callable[[], Iterator[list[Values]]] = lambda: iter(()), window: float = DAY,
+        leased: Callable[[], Iterator[list[Values]]],
     ) -> None:  # fmt: skip
-        self.name, self._store, self._look, self._outcomes = name, store, look, outcomes
-        self._leased, self._window = leased, window
+        self.name, self._store, self._look, self._outcomes, self._leased = name, store, look, outcomes, leased
         # Whoever looks in a thread: a child forked meanwhile would wait for ever for locks that another thread had.
         self.turn = asyncio.Lock()
         self._machines: list[Machine] | None = None
@@ -59,9 +57,9 @@ class Host:
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Without end. *changed* is called whenever `nodes` may be another."""
-        machines = look_whenever(self._look_around, changed, self.turn)
         are_all_here = {*self._reader.places.values()} <= {self.name}
-        ledgers = look_whenever(self._count, changed, self.turn, HOUR if are_all_here else LOOK_AGAIN)
+        machines = self._look_whenever(self._look_around, changed, None)
+        ledgers = self._look_whenever(self._count, changed, HOUR if are_all_here else LOOK_AGAIN)
         await first_of(machines, ledgers, self._watch_leases(changed))
 
     def nodes(self) -> list[Node]:
@@ -75,17 +73,46 @@ class Host:
         """Was everything looked at once?"""
         return self._ended is not None and self._machines is not None
 
+    async def _look_whenever(
+        self, look: Callable[[], set[Path]], changed: Callable[[], None], longest: float | None
+    ) -> None:
+        """Have *look* look in a thread, now and whenever something happens to one of the paths that it returned."""
+        loop, woken, watch, watched = asyncio.get_running_loop(), asyncio.Event(), Watch(), set[Path]()
+
+        def wake() -> None:
+            watch.read()
+            woken.set()
+
+        loop.add_reader(watch.fileno(), wake)
+        try:
+            while True:
+                woken.clear()
+                async with self.turn:
+                    paths = await in_thread(look)
+                changed()
+                # What is not there yet is seen in the folder in which it, or a folder on the way to it, will be made.
+                there = {next(place for place in (path, *path.parents) if place.exists()) for path in paths}
+                before, watched = watched, there
+                for path in watched:
+                    watch.add(path, IN_FOLDER if path.is_dir() else IN_FILE)
+                if watched <= before:  # else something may have happened before it was watched
+                    await at_most(longest, woken.wait())
+                await asyncio.sleep(PAUSE)
+        finally:
+            loop.remove_reader(watch.fileno())
+            watch.close()
+
     def _look_around(self) -> set[Path]:
         self._machines, paths = self._look()
         self._modes = modes(self._store)
         return paths
 
     def _begin(self) -> None:
-        self._reader, self._counted = self._outcomes(time.time() - self._window), defaultdict[str, Counted](Counted)
+        self._reader, self._counted = self._outcomes(time.time() - DAY), defaultdict[str, Counted](Counted)
         self._anew = time.monotonic() + HOUR
 
     def _count(self) -> set[Path]:
-        """What is new in the ledgers; every hour all anew, without what ended before the window, and where a ledger was cut or removed."""
+        """What is new in the ledgers; every hour all anew, without what ended a day ago, and where a ledger was cut or removed."""
         if time.monotonic() > self._anew:
             self._begin()
         try:
@@ -106,36 +133,6 @@ class Host:
                     changed()
             self._leases = []
             await asyncio.sleep(ASK_AGAIN)
-
-
-async def look_whenever(
-    look: Callable[[], set[Path]], changed: Callable[[], object], turn: asyncio.Lock, longest: float | None = None
-) -> None:
-    """Have *look* look in a thread, now and whenever something happens to one of the paths that it returned."""
-    loop, woken, watch, watched = asyncio.get_running_loop(), asyncio.Event(), Watch(), set[Path]()
-
-    def wake() -> None:
-        watch.read()
-        woken.set()
-
-    loop.add_reader(watch.fileno(), wake)
-    try:
-        while True:
-            woken.clear()
-            async with turn:
-                paths = await in_thread(look)
-            changed()
-            # What is not there yet is seen in the folder in which it, or a folder on the way to it, will be made.
-            there = {next(place for place in (path, *path.parents) if place.exists()) for path in paths}
-            before, watched = watched, there
-            for path in watched:
-                watch.add(path, IN_FOLDER if path.is_dir() else IN_FILE)
-            if watched <= before:  # else something may have happened before it was watched
-                await at_most(longest, woken.wait())
-            await asyncio.sleep(PAUSE)
-    finally:
-        loop.remove_reader(watch.fileno())
-        watch.close()
 
 
 # -- machines ----------------------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ class Access:
     def __call__(self, request: Request, *, needed: bool = False) -> bool:
         """False without a token, where none is *needed*. Raises HTTPException for a wrong one."""
         kind, _, token = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self._token):
+        if kind.lower() == "bearer" and hmac.compare_digest(token.strip().encode("latin-1"), self._token):
             return True
         if not kind and not needed:
             return False

@@ -82,15 +82,11 @@ def look(folders: Folders) -> tuple[list[Machine], set[Path]]:
     return machines, paths_of(folders, machines)
 
 
-def host_of(folders: Folders, window: float = 86400.0) -> Host:
-    return Host(
-        "wn01",
-        folders.store,
-        lambda: look(folders),
-        lambda since: Outcomes({folders.logs: "wn01"}, since=since),
-        lambda: iter(()),
-        window,
-    )
+def host_of(folders: Folders) -> Host:
+    def outcomes(since: float) -> Outcomes:
+        return Outcomes({folders.logs: "wn01"}, since=since)
+
+    return Host("wn01", folders.store, lambda: look(folders), outcomes, lambda: iter(()))
 
 
 class Site:
@@ -426,17 +422,18 @@ def states(host: Host) -> dict[str, str]:
     return {machine.id: machine.state for machine in host.nodes()[0].living}
 
 
-async def test_a_row_older_than_the_window_is_not_counted_and_a_machine_that_has_ended_is_not_shown(
+async def test_a_row_older_than_a_day_is_not_counted_and_a_machine_that_has_ended_is_not_shown(
     folders: Folders,
 ) -> None:
-    host = host_of(folders, window=0.5)
+    host = host_of(folders)
+    Ledger(folders.logs).append(lost("d" * 12) | {"ended": time.time() - 90_000}, time.time())
     folders.machine("e" * 12).mkdir()
     (folders.machine("e" * 12) / OUTCOME).write_text('{"ended": 5.0}')
     watch = asyncio.ensure_future(host.watch(lambda: None))
     await until(lambda: host.is_read)
     values = view(host.nodes(), is_trusted=True)
     watch.cancel()
-    assert values["totals"]["machines"] == 0 and [machine["id"] for machine in values["machines"]] == [LIVE]
+    assert values["totals"]["machines"] == 1 and [machine["id"] for machine in values["machines"]] == [LIVE, "f" * 12]
 
 
 def test_a_vacuum_a_bait_and_leases_are_shown_where_there_are_some(tmp_path: Path) -> None:
