@@ -4,11 +4,10 @@ they write down or answer. Woken by the kernel; no machine and no keeper is aske
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -32,7 +31,6 @@ PAUSE = 0.5  # seconds between two looks
 LOOK_AGAIN = 15.0  # seconds, for ledgers of other hosts, of which the kernel reports nothing
 ASK_AGAIN = 20.0  # seconds until a lease service that is down is asked again
 IN_FOLDER, IN_FILE = IN_CREATE | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO, IN_MODIFY | IN_CLOSE_WRITE
-STATUS, DECISIONS, LAST = "status.json", "decisions.jsonl", 1 << 18  # LAST: bytes in which the last decision is
 ID = re.compile(r"[0-9a-f]{12}")
 TAIL, EVENTS = 32 << 10, 500  # of a console, bytes; of a journal, events
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)")
@@ -40,14 +38,14 @@ SECRET = ("argv", "env", "user_data", "told", "script", "files")  # of requests 
 
 
 class Host:
-    """*look*: at the machines that live here, and the paths by which a change of them or of modes shows. *outcomes*: makes a reader of
-    what ended since a moment. *leased*: machines that the lease service here accounts for, blocking until there may be news."""
+    """*look*: at the machines that live here and at the vacuum and the bait, with the paths by which a change of them shows. *outcomes*:
+    makes a reader of what ended since a moment. *leased*: leases, blocking until there may be news."""
 
     def __init__(
-        self, name: str, store: Path, look: Callable[[], tuple[list[Machine], set[Path]]], outcomes: Callable[[float], Outcomes],
-        leased: Callable[[], Iterator[list[Values]]],
+        self, name: str, look: Callable[[], tuple[list[Machine], list[Mode], set[Path]]], outcomes: Callable[[float], Outcomes],
+        leased: Callable[[], Iterator[Mode]],
     ) -> None:  # fmt: skip
-        self.name, self._store, self._look, self._outcomes, self._leased = name, store, look, outcomes, leased
+        self.name, self._look, self._outcomes, self._leased = name, look, outcomes, leased
         # Whoever looks in a thread: a child forked meanwhile would wait for ever for locks that another thread had.
         self.turn = asyncio.Lock()
         self._machines: list[Machine] | None = None
@@ -103,8 +101,7 @@ class Host:
             watch.close()
 
     def _look_around(self) -> set[Path]:
-        self._machines, paths = self._look()
-        self._modes = modes(self._store)
+        self._machines, self._modes, paths = self._look()
         return paths
 
     def _begin(self) -> None:
@@ -128,8 +125,8 @@ class Host:
         while True:
             answers = self._leased()
             with suppress(BelljarError, OSError, ValueError):
-                while (machines := await in_thread(partial(next, answers, None))) is not None:
-                    self._leases = leases(machines)
+                while mode := await in_thread(partial(next, answers, None)):
+                    self._leases = [mode]
                     changed()
             self._leases = []
             await asyncio.sleep(ASK_AGAIN)
@@ -158,41 +155,6 @@ def paths_of(folders: Folders, machines: Iterable[Machine]) -> set[Path]:
     return {folders.machines, folders.store / "vacuum", folders.store / "bait", *each}
 
 
-# -- vacuum, bait, leases ----------------------------------------------------------------------------------------------
-
-
-def modes(store: Path) -> list[Mode]:
-    """The vacuum, with the shares of its last decision, and the bait, with its jobs by state, that keep their files here."""
-    vacuum, bait, decision, modes = (
-        _json(store / "vacuum" / STATUS),
-        _json(store / "bait" / STATUS),
-        Values(),
-        list[Mode](),
-    )
-    with suppress(ValueError, IndexError):
-        decision = json.loads(_tail(store / "vacuum" / DECISIONS, LAST).splitlines()[-1])
-    shares = tuple((of["machinetype"], of["hs06"], of["target"], of["why"]) for of in decision.get("verdicts", ()))
-    if vacuum:
-        name, state = f"{vacuum['factory']} in {vacuum['space']}", "draining" if vacuum["draining"] else "running"
-        why = vacuum["error"] or vacuum["settings_error"]
-        modes.append(Mode("vacuum", name, state, why, "HS06", vacuum["cycled"], shares))
-    if bait:
-        name, why = f"{bait['name']} of {bait['system']}", bait["error"] or bait["why"] or bait["waits"]
-        jobs = tuple((state, count, None, "") for state, count in bait["jobs"].items())
-        modes.append(Mode("bait", name, bait["state"], why, "jobs", bait["looked"], jobs))
-    return modes
-
-
-def leases(machines: Iterable[Values]) -> list[Mode]:
-    """Of the machines that a lease service accounts for, the processors of those that run, by lease."""
-    cpus = Counter[str]()
-    for machine in machines:
-        if machine["ended"] is None:
-            cpus[f"{machine['lease']}: {machine['owner']}, {machine['image']}"] += machine["cpus"]
-    bars = tuple((name, number, None, "") for name, number in cpus.items())
-    return [Mode("lease", "", "running", "", "cpus", time.time(), bars)]
-
-
 # -- one machine -------------------------------------------------------------------------------------------------------
 
 
@@ -209,10 +171,10 @@ def story(folders: Folders, id: str) -> Values | None:
 
 def console_tail(path: Path) -> str:
     """The end of what a guest wrote, as plain text: a guest may write anything."""
-    return plain(ESCAPES.sub("", _tail(path, TAIL).decode(errors="replace").replace("\r\n", "\n")), "\n\t")
+    return plain(ESCAPES.sub("", tail(path, TAIL).decode(errors="replace").replace("\r\n", "\n")), "\n\t")
 
 
-def _tail(path: Path, size: int) -> bytes:
+def tail(path: Path, size: int) -> bytes:
     """So much of the end; nothing where that cannot be read."""
     with suppress(OSError), open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
         file.seek(max(file.seek(0, os.SEEK_END) - size, 0))

@@ -20,6 +20,7 @@ from tests.unit.monitor.test_outcomes import row
 
 from belljar.bait.journal import Status as Bait
 from belljar.cli import main
+from belljar.cli.monitor import leased, modes
 from belljar.cli.monitor.top import SORTS, screen
 from belljar.errors import BadOption, HostError
 from belljar.host.locks import try_lock
@@ -27,10 +28,10 @@ from belljar.journal import JOURNAL, Ledger
 from belljar.machine import CONSOLE_LOG, LOCK, OUTCOME, REQUEST, Folders
 from belljar.machine.outside.registry import Machines
 from belljar.monitor import Machine, Outcomes, ended_of, live, nodes, server
-from belljar.monitor.live import Host, console_tail, leases, living, modes, paths_of, story
+from belljar.monitor.live import Host, console_tail, living, paths_of, story
 from belljar.monitor.metrics import Tally, collected
 from belljar.monitor.nodes import Remote, node_of
-from belljar.monitor.view import Counted, Node, percentiles, view
+from belljar.monitor.view import Counted, Mode, Node, percentiles, view
 from belljar.service import kept
 from belljar.service.streams import first_of
 from belljar.vacuum.factory.state import Status as Factory
@@ -77,16 +78,16 @@ def tell(folders: Folders, state: str, at: float, **facts: Any) -> None:
         file.write(json.dumps({"time": at, "event": "state", "state": state, **facts}) + "\n")
 
 
-def look(folders: Folders) -> tuple[list[Machine], set[Path]]:
+def look(folders: Folders) -> tuple[list[Machine], list[Mode], set[Path]]:
     machines = living(Machines(folders, NO_REAPER).living())
-    return machines, paths_of(folders, machines)
+    return machines, [], paths_of(folders, machines)
 
 
 def host_of(folders: Folders) -> Host:
     def outcomes(since: float) -> Outcomes:
         return Outcomes({folders.logs: "wn01"}, since=since)
 
-    return Host("wn01", folders.store, lambda: look(folders), outcomes, lambda: iter(()))
+    return Host("wn01", lambda: look(folders), outcomes, lambda: iter(()))
 
 
 class Site:
@@ -455,7 +456,7 @@ def test_a_vacuum_a_bait_and_leases_are_shown_where_there_are_some(tmp_path: Pat
     mode = modes(tmp_path)[1]
     assert (mode.kind, mode.name, mode.state, mode.bars) == ("bait", "b of slurm", "open", (("running", 2, None, ""),))
     machine = {"lease": "l-1", "owner": "ada", "image": "el9", "cpus": 2, "ended": None}
-    (mode,) = leases([machine, machine, {**machine, "ended": 5.0}])
+    mode = leased([machine, machine, {**machine, "ended": 5.0}])
     assert mode.bars == (("l-1: ada, el9", 4, None, ""),)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from belljar.assembly import Runtime
+from belljar.bait.journal import read_status
 from belljar.cli.lease.asking import DOOR, ask, watched
 from belljar.cli.parser import Args
 from belljar.errors import BelljarError, LibraryMissing
@@ -18,16 +22,19 @@ from belljar.jobs.users import asked_as, users_of
 from belljar.journal import Ledger
 from belljar.model import to_json
 from belljar.monitor import AskedLedger, Machine, Outcomes, places
-from belljar.monitor.live import Host, living, paths_of, story
-from belljar.monitor.view import Values
+from belljar.monitor.live import Host, living, paths_of, story, tail
+from belljar.monitor.view import Mode, Values
 from belljar.reading import from_json
 from belljar.records import replace
+from belljar.service import kept
 from belljar.service.metrics import Metric
+from belljar.vacuum.factory.state import DECISIONS, STATUS, Status
 
 LEDGER = """--ledger PLACE * @ledgers | DIR or NODE=DIR: `paths.logs` of a node, or a folder with those of many nodes
     | (default: this host's, for root of all users)"""
 SEEN = f"{LEDGER}\n{DOOR}"
 MOST = 500  # machines of one user
+LAST = 1 << 18  # bytes in which the last decision of a vacuum is
 
 
 def reader(args: Args, runtime: Runtime, since: float = 0.0) -> Callable[[Mapping[str, str]], Outcomes]:
@@ -116,11 +123,11 @@ def host_of(args: Args, runtime: Runtime) -> Host:
     def outcomes(since: float) -> Outcomes:
         return reader(args, runtime, since)({})
 
-    return Host(os.uname().nodename, runtime.folders.store, lambda: look(runtime), outcomes, leased)
+    return Host(os.uname().nodename, lambda: look(runtime), outcomes, leased)
 
 
-def look(runtime: Runtime) -> tuple[list[Machine], set[Path]]:
-    """The machines that live on this host, for root those of all its users, and the paths by which a change shows."""
+def look(runtime: Runtime) -> tuple[list[Machine], list[Mode], set[Path]]:
+    """The machines that live on this host, for root those of all its users, its vacuum and bait, and the paths by which a change shows."""
     node = runtime.settings.paths.node
     machines, paths = living(runtime.machines.living()), {node} if node else set[Path]()
     paths |= paths_of(runtime.folders, machines)
@@ -133,7 +140,25 @@ def look(runtime: Runtime) -> tuple[list[Machine], set[Path]]:
             theirs = [replace(machine, account=user.name) for machine in from_json(tuple[Machine, ...], rows)[:MOST]]
         paths |= paths_of(runtime.of_user(user.uid, user.home).folders, theirs)
         machines += theirs
-    return machines, paths
+    return machines, modes(runtime.folders.store), paths
+
+
+def modes(store: Path) -> list[Mode]:
+    """The vacuum, with the shares of its last decision, and the bait, with its jobs by state, that keep their files here."""
+    folder, modes, verdicts = store / "vacuum", list[Mode](), list[Values]()
+    if vacuum := kept.read(folder / STATUS, Status):
+        with suppress(ValueError, IndexError):
+            verdicts = json.loads(tail(folder / f"{DECISIONS}.jsonl", LAST).splitlines()[-1])["verdicts"]
+        shares = tuple((of["machinetype"], of["hs06"], of["target"], of["why"]) for of in verdicts)
+        name, why = f"{vacuum.factory} in {vacuum.space}", vacuum.error or vacuum.settings_error
+        modes.append(
+            Mode("vacuum", name, "draining" if vacuum.draining else "running", why, "HS06", vacuum.cycled, shares)
+        )
+    if bait := read_status(store / "bait"):
+        name, why = f"{bait.name} of {bait.system}", bait.error or bait.why or bait.waits
+        jobs = tuple((state, float(count), None, "") for state, count in bait.jobs.items())
+        modes.append(Mode("bait", name, bait.state, why, "jobs", bait.looked, jobs))
+    return modes
 
 
 def tell(runtime: Runtime, id: str) -> Values | None:
@@ -146,7 +171,24 @@ def tell(runtime: Runtime, id: str) -> Values | None:
     return None
 
 
-def leases(door: Path) -> Iterator[list[Values]]:
-    """Machines of all leases, as root or as the service's account may ask."""
+def leases(door: Path) -> Iterator[Mode]:
+    """The leases, as root or as the service's account may ask, whenever there may be news."""
     for _ in watched(door, "status", 0):
-        yield ask(door, "usage", all=True, back=1.0)["machines"]
+        yield leased(ask(door, "usage", all=True, back=1.0)["machines"])
+
+
+def leased(machines: Iterable[Values]) -> Mode:
+    """Of the machines that a lease service accounts for, the processors of those that run, by lease."""
+    cpus = Counter[str]()
+    for machine in machines:
+        if machine["ended"] is None:
+            cpus[f"{machine['lease']}: {machine['owner']}, {machine['image']}"] += machine["cpus"]
+    return Mode(
+        "lease",
+        "",
+        "running",
+        "",
+        "cpus",
+        time.time(),
+        tuple((name, number, None, "") for name, number in cpus.items()),
+    )
