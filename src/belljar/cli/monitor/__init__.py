@@ -150,10 +150,9 @@ def modes(store: Path) -> list[Mode]:
         with suppress(ValueError, IndexError):
             verdicts = json.loads(tail(folder / f"{DECISIONS}.jsonl", LAST).splitlines()[-1])["verdicts"]
         shares = tuple((of["machinetype"], of["hs06"], of["target"], of["why"]) for of in verdicts)
-        name, why = f"{vacuum.factory} in {vacuum.space}", vacuum.error or vacuum.settings_error
-        modes.append(
-            Mode("vacuum", name, "draining" if vacuum.draining else "running", why, "HS06", vacuum.cycled, shares)
-        )
+        name, state = f"{vacuum.factory} in {vacuum.space}", "draining" if vacuum.draining else "running"
+        why = vacuum.error or vacuum.settings_error
+        modes.append(Mode("vacuum", name, state, why, "HS06", vacuum.cycled, shares))
     if bait := read_status(store / "bait"):
         name, why = f"{bait.name} of {bait.system}", bait.error or bait.why or bait.waits
         jobs = tuple((state, float(count), None, "") for state, count in bait.jobs.items())
@@ -183,12 +182,5 @@ def leased(machines: Iterable[Values]) -> Mode:
     for machine in machines:
         if machine["ended"] is None:
             cpus[f"{machine['lease']}: {machine['owner']}, {machine['image']}"] += machine["cpus"]
-    return Mode(
-        "lease",
-        "",
-        "running",
-        "",
-        "cpus",
-        time.time(),
-        tuple((name, number, None, "") for name, number in cpus.items()),
-    )
+    bars = tuple((name, number, None, "") for name, number in cpus.items())
+    return Mode("lease", "", "running", "", "cpus", time.time(), bars)
