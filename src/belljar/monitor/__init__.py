@@ -73,8 +73,8 @@ class Machine:
 
     @property
     def has_failed(self) -> bool:
-        """Did anything end it but its payload, with whatever exit code, or somebody who cancelled it?"""
-        return self.cause not in (Cause.FINISHED.value, Cause.CANCELLED.value)
+        """Did anything end it but its payload, with whatever exit code, or a user's request?"""
+        return self.cause not in (Cause.FINISHED.value, Cause.CANCELLED.value, Cause.CHECKPOINTED.value)
 
     @property
     def failure(self) -> str:

@@ -364,14 +364,15 @@ def test_failures_are_counted_by_cause_and_a_payload_of_its_own_will_is_not_one(
         lost("b" * 12, hint="Ask the site."),
         row("c" * 12, exit_code=3),
         row("d" * 12, cause="cancelled"),
+        row("e" * 12, cause="checkpointed", **{"class": "cancelled"}),
     )
     for line in rows:
         ended = ended_of(line, "wn01")
         assert ended is not None
         counted.count(ended)
     seen = view([counted.node("wn01"), counted.node("wn02")], is_trusted=True)
-    assert (seen["totals"]["machines"], seen["totals"]["failed"], seen["users"][0]["machines"]) == (8, 4, 8)
-    assert seen["starts"][0]["spread"] == [(2.0, 4)]
+    assert (seen["totals"]["machines"], seen["totals"]["failed"], seen["users"][0]["machines"]) == (10, 4, 10)
+    assert seen["starts"][0]["spread"] == [(2.0, 6)]
     (failures,) = seen["causes"]
     assert failures["cause"] == "boot-failed: BootTimeout" and failures["count"] == 4
     assert (failures["machine"], failures["hint"]) == ("b" * 12, "Ask the site.")
