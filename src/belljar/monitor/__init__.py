@@ -6,44 +6,45 @@ older or newer version is read as far as it is understood; a row that does not t
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from belljar.errors import BadOption, BelljarError, PositionLost
 from belljar.journal import DAY, Ledger
-from belljar.model import Cause
-from belljar.records import dataclass, field, replace
+from belljar.model import Cause, Outcome
+from belljar.records import RESERVED, dataclass, field, replace
 
+FILES = "ledger-*.jsonl"
 LARGEST = 1e15  # of a number in a row; more is not one
-PART = 1 << 18  # bytes of rows that are asked for at once as another user
+PART = 100  # rows that are asked for at once as another user
 # In the order in which a machine goes through them, of which the payload's own time is `run`.
 BEFORE = ("prepare", "start", "boot", "identify", "grow", "ready", "setup")
 PHASES = (*BEFORE, "run", "fetch", "collect", "stop", "clean")
 PATHS = ("clone", "template", "cold")
-WITHIN = {"template": "prepare", "pack": "prepare", "freeze": "run"}  # these are a part of another one
+PARTS = ("template", "pack", "freeze")  # of `prepare` or `run`
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A machine that ended, by the fields of its row (`belljar.model.Outcome`). What the row does not tell is empty, or 0. Times are
+class Machine:
+    """One that ended, by the fields of its row (`belljar.model.Outcome`), or one that lives. What is not known is empty, or 0. Times are
     in seconds, moments in seconds since the epoch, sizes in bytes."""
 
     node: str
     id: str
-    cause: str
-    klass: str
+    cause: str = ""
+    klass: str = ""
     reason: str = ""
     hint: str = ""
     error: str = ""
     name: str = ""
     image: str = ""
-    start: str = ""  # "clone", "cold", or "": it was never started
+    start: str = ""  # "clone", "cold", or "": not started yet, or never
     context: str = ""
     accelerator: str = ""
     account: str = ""
@@ -57,6 +58,8 @@ class Ended:
     ended: float = 0.0
     cpus: int = 0
     memory: int = 0
+    state: str = ""  # while it lives: that of its journal, or "abandoned"
+    states: tuple[tuple[str, float], ...] = ()  # while it lives: each with its beginning
 
     @property
     def user(self) -> str:
@@ -70,54 +73,46 @@ class Ended:
 
     @property
     def has_failed(self) -> bool:
-        """Did anything end it but its payload, with whatever exit code, or somebody who cancelled it?"""
-        return self.cause not in (Cause.FINISHED.value, Cause.CANCELLED.value)
+        """Did anything end it but its payload, with whatever exit code, or a user's request?"""
+        return self.cause not in (Cause.FINISHED.value, Cause.CANCELLED.value, Cause.CHECKPOINTED.value)
 
     @property
-    def wall(self) -> float:
-        return max(self.ended - self.started, 0.0)
-
-    @property
-    def run(self) -> float:
-        """The payload's own time."""
-        return min(self.phases.get("run", 0.0), self.wall)
-
-    @property
-    def overhead(self) -> float:
-        """What the machine took beside the payload's own time."""
-        return self.wall - self.run
+    def failure(self) -> str:
+        """Its cause, with the class of the error where there was one."""
+        return f"{self.cause}: {self.error}" if self.error else self.cause
 
     @property
     def until_ready(self) -> float:
         """From the request to the payload's first moment."""
         return sum(self.phases.get(name, 0.0) for name in BEFORE)
 
+    def sums(self) -> dict[str, float]:
+        """What it adds to the figures of its user, its day, its node: seconds, and whole numbers of machines."""
+        wall, has_begun = float(max(self.ended - self.started, 0.0)), "run" in self.phases
+        payload = float(min(self.phases.get("run", 0.0), wall))
+        return {
+            "machines": 1, "failed": int(self.has_failed), "started": int(has_begun), "wall": wall, "payload": payload,
+            "overhead": wall - payload, "payload_cpu": _cpu(self.guest), "host_cpu": _cpu(self.host),
+            "ready": self.until_ready if has_begun else 0.0,
+        }  # fmt: skip
 
-TEXTS = (
-    "id", "cause", "class", "reason", "hint", "error", "name", "image", "start", "context", "accelerator", "account", "requester",
-)  # fmt: skip
-
-
-def ended_of(row: Mapping[str, Any], node: str) -> Ended | None:
-    """What a row tells; None where it is not of a machine that ended."""
-    values: dict[str, Any] = {name: plain(text) for name in TEXTS if isinstance(text := row.get(name), str)}
-    if not {"id", "cause", "class"} <= values.keys():
-        return None
-    values |= {name: _number(row.get(name)) for name in ("started", "ended")}
-    values |= {name: int(_number(row.get(name))) for name in ("cpus", "memory")}
-    for name in ("phases", "guest", "host"):
-        if isinstance(numbers := row.get(name), dict):
-            values[name] = {plain(key): _number(number) for key, number in numbers.items()}
-    if isinstance(pairs := row.get("labels"), list):
-        labels = [pair for pair in pairs if isinstance(pair, list) and [type(word) for word in pair] == [str, str]]
-        values["labels"] = tuple((plain(name), plain(text)) for name, text in labels)
-    uid = uid if isinstance(uid := row.get("uid"), int) else None
-    return Ended(node=node, uid=uid, klass=values.pop("class"), **values)
+    def timeline(self) -> Iterator[tuple[str, float, float]]:
+        """Each phase with the moments of its begin and its end. The row has how long each took, not when it began: they are laid end to
+        end from the machine's start."""
+        moment, last = self.started, max(self.ended, self.started)
+        for name in PHASES:
+            if name in self.phases:
+                begin, moment = moment, min(moment + self.phases[name], last)
+                yield name, begin, moment
 
 
-def plain(text: str) -> str:
-    """Without halves of characters, which JSON may have and no other form takes."""
-    return text if text.isascii() else text.encode(errors="replace").decode()
+def _cpu(usage: Mapping[str, float]) -> float:
+    return float(usage.get("user", 0.0) + usage.get("system", 0.0))
+
+
+def plain(value: object) -> str:
+    """A text without halves of characters, which JSON may have and no other form takes; "" for what is no text."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else ""
 
 
 def _number(value: object) -> float:
@@ -125,105 +120,113 @@ def _number(value: object) -> float:
     return value if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LARGEST else 0
 
 
-@dataclass(frozen=True)
-class Source:
-    """One ledger: that of a node, or of one of its users: it is read as that user."""
+def _numbers(value: object) -> dict[str, float]:
+    return {plain(key): _number(number) for key, number in value.items()} if isinstance(value, dict) else {}
 
-    node: str
-    key: str
-    folder: Path
-    user: str = ""
-    # What is found in the ledger, as JSON that the user may have forged. Raises BelljarError.
-    as_user: Callable[[Callable[[Ledger], Any]], Any] | None = None
 
-    def rows(self, position: str) -> Iterator[tuple[dict[str, Any], str]]:
-        """Those behind a position, each with the position behind it. Raises PositionLost, and for a user's also BelljarError,
-        TypeError or ValueError."""
-        if self.as_user is None:
-            yield from Ledger(self.folder).since(position)
-            return
-        while rows := self.as_user(partial(_part, position=position)):
+def _pairs(value: object) -> tuple[tuple[str, str], ...]:
+    pairs = value if isinstance(value, list) else []
+    return tuple((plain(pair[0]), plain(pair[1])) for pair in pairs if isinstance(pair, list) and len(pair) == 2)
+
+
+READ: Mapping[str, Callable[[Any], Any]] = {  # by the types of fields
+    "str": plain, "int": lambda value: int(_number(value)), "float": _number, "dict[str, float]": _numbers,
+    "int | None": lambda value: value if isinstance(value, int) else None, "tuple[tuple[str, str], ...]": _pairs,
+}  # fmt: skip
+FIELDS = {  # of a row
+    name: (RESERVED.get(name, name), READ[kind]) for name, kind in Machine.__annotations__.items() if name in Outcome.__dataclass_fields__
+}  # fmt: skip
+
+
+def ended_of(row: Mapping[str, Any], node: str) -> Machine | None:
+    """What a row tells; None where it is not of a machine that ended."""
+    machine = Machine(node, **{name: read(row.get(key)) for name, (key, read) in FIELDS.items()})
+    return machine if machine.id and machine.cause and machine.klass else None
+
+
+class AskedLedger(Ledger):
+    """A user's, which may have anything in it. *ask* has it looked at as that user, and hands over JSON; it raises BelljarError."""
+
+    def __init__(self, folder: Path, ask: Callable[[Callable[[Ledger], Any]], Any]) -> None:
+        super().__init__(folder)
+        self._ask = ask
+
+    def since(self, position: str = "") -> Iterator[tuple[dict[str, Any], str]]:
+        """As of any ledger; one that was cut or removed goes on at its end. Raises BelljarError, TypeError or ValueError."""
+        while rows := self._ask(partial(_part, position=position)):
             for row, behind in rows:
                 yield {**row}, (position := str(behind))
 
     def end(self) -> str:
-        """The position behind the last row."""
-        return Ledger(self.folder).end() if self.as_user is None else str(self.as_user(Ledger.end))
+        return str(self._ask(Ledger.end))
 
 
 def _part(ledger: Ledger, position: str) -> list[tuple[dict[str, Any], str]]:
-    """The next rows, and no more than fit into a report. A ledger that its user cut or removed goes on at its end."""
-    rows, size = list[tuple[dict[str, Any], str]](), 0
+    """The next rows, and no more than fit into a report."""
     try:
-        for row, behind in ledger.since(position):
-            rows.append((row, behind))
-            if (size := size + len(json.dumps(row))) > PART:
-                break
+        return [*islice(ledger.since(position), PART)]
     except PositionLost:
         return [({}, ledger.end())]
-    return rows
 
 
 class Outcomes:
-    """The rows of all ledgers at these places: folders, each with the name of its node. A folder without a ledger in it stands for
-    the folders below it that have one, each named as its node; those that come later are found, too. *users*: the ledgers of this
-    host's users, for root. *positions*: what was read before, as `positions` of an earlier reader."""
+    """The machines that ended from the moment *since* on, by all ledgers at these places: folders, each with the name of its node. A
+    folder without a ledger in it stands for the folders below it that have one, each named as its node; those that come later are
+    found, too. *users*: the ledgers of this host's users by their names, for root. *positions*: what was read before, as `positions` of an earlier
+    reader."""
 
     def __init__(
-        self, places: Mapping[Path, str], positions: Mapping[str, str] = {}, users: Callable[[], list[Source]] = list
-    ) -> None:
-        self.places, self._users = dict(places), users
+        self, places: Mapping[Path, str], positions: Mapping[str, str] = {}, users: Callable[[], Mapping[str, Ledger]] = dict, since: float = 0.0
+    ) -> None:  # fmt: skip
+        self.places, self._users, self._since = dict(places), users, since
         self.positions = dict(positions)  # plain JSON, to be kept together with what was made of the rows
+        self._begin = time.strftime(
+            "%Y-%m:0", time.gmtime(max(since - DAY, 0.0))
+        )  # the clock may have been set back a little
         self.unreadable = 0  # rows that were left out
         self.troubles = dict[str, str]()  # ledgers of users that could not be read, and why
 
-    def since(self, moment: float) -> Iterator[Ended]:
-        """As `new`, but the first time with the machines that ended from *moment* on; of each node about in the order of their ends."""
-        begin = time.gmtime(max(moment - DAY, 0.0))  # the clock may have been set back a little
-        month = time.strftime("%Y-%m:0", begin)
-        self.positions = {source.key: month for source in self.sources()} | self.positions
-        return (ended for ended in self.new() if ended.ended >= moment)
-
-    def new(self) -> Iterator[Ended]:
-        """The machines behind the positions; the next call goes on behind them. Raises PositionLost where a ledger was cut."""
-        for source in self.sources():
-            for ended, position in self._read(source, self.positions.get(source.key, "")):
-                self.positions[source.key] = position
-                if ended is not None:
-                    yield ended
+    def new(self) -> Iterator[Machine]:
+        """Those behind the positions, of each node about in the order of their ends; the next call goes on behind them. Raises
+        PositionLost where a ledger was cut."""
+        for node, user, ledger in self._ledgers():
+            key = str(ledger.folder)
+            with self._troubles(user):
+                for row, behind in ledger.since(self.positions.get(key, self._begin)):
+                    self.positions[key] = behind
+                    ended = ended_of(row, node)
+                    self.unreadable += ended is None and bool(row)
+                    if ended is not None and ended.ended >= self._since:
+                        yield replace(ended, account=user) if user else ended
 
     def skip(self) -> None:
         """Leave out what there is: `new` begins with the next machine that ends."""
-        for source in self.sources():
-            with self._troubles(source):
-                self.positions[source.key] = source.end()
+        for _, user, ledger in self._ledgers():
+            with self._troubles(user):
+                self.positions[str(ledger.folder)] = ledger.end()
 
-    def sources(self) -> list[Source]:
-        """The ledgers that there are now."""
-        sources = list[Source]()
+    def _ledgers(self) -> Iterator[tuple[str, str, Ledger]]:
+        """Those that there are now, each with its node and its user."""
         for place, node in self.places.items():
-            shared = [] if _has_ledger(place) else sorted(filter(_has_ledger, place.glob("*/")))
-            nodes = {folder: plain(folder.name) for folder in shared} or {place: node}
-            sources += [Source(name, str(folder), folder) for folder, name in nodes.items()]
-        return sources + self._users()
+            shared = [] if any(place.glob(FILES)) else sorted({path.parent for path in place.glob(f"*/{FILES}")})
+            for folder in shared or [place]:
+                yield plain(folder.name) if shared else node, "", Ledger(folder)
+        yield from ((os.uname().nodename, user, ledger) for user, ledger in self._users().items())
 
-    def _read(self, source: Source, position: str) -> Iterator[tuple[Ended | None, str]]:
-        """Each row's machine, where it is of one, and the position behind it; of a user whose ledger cannot be read, nothing more."""
-        with self._troubles(source):
-            for row, behind in source.rows(position):
-                ended = ended_of(row, source.node)
-                self.unreadable += ended is None and bool(row)
-                yield replace(ended, account=source.user) if ended and source.user else ended, behind
+    def paths(self) -> set[Path]:
+        """Where the kernel reports that a machine of this host has ended."""
+        folders = [ledger.folder for _, _, ledger in self._ledgers()]
+        return {path for folder in folders for path in (folder, *folder.glob(FILES))}
 
     @contextmanager
-    def _troubles(self, source: Source) -> Iterator[None]:
+    def _troubles(self, user: str) -> Iterator[None]:
         """Of a ledger that a user may write into as it pleases."""
         try:
             yield
         except (BelljarError, OSError, TypeError, ValueError) as exc:
-            if not source.user:
+            if not user:
                 raise
-            self.troubles[f"the ledger of {source.user}"] = str(exc)
+            self.troubles[f"the ledger of {user}"] = str(exc)
 
 
 def places(names: Iterable[str], own: Path, own_node: str) -> dict[Path, str]:
@@ -237,7 +240,3 @@ def places(names: Iterable[str], own: Path, own_node: str) -> dict[Path, str]:
             raise BadOption(f"--ledger {name}: {folder!r} is not a folder that can be read", hint=hint)
         chosen[path.absolute()] = plain(node or path.name)
     return chosen or {own: own_node}
-
-
-def _has_ledger(folder: Path) -> bool:
-    return any(folder.glob("ledger-*.jsonl"))

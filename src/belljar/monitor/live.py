@@ -4,36 +4,33 @@ they write down or answer. Woken by the kernel; no machine and no keeper is aske
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import pwd
 import re
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from belljar.errors import BelljarError, PositionLost
 from belljar.host.files import read_json
 from belljar.host.threads import in_thread
 from belljar.host.watch import IN_CLOSE_WRITE, IN_CREATE, IN_DELETE, IN_MODIFY, IN_MOVED_FROM, IN_MOVED_TO, Watch
-from belljar.journal import JOURNAL, read
+from belljar.jobs import plain
+from belljar.journal import DAY, JOURNAL, read
 from belljar.machine import CONSOLE_LOG, LOCK, OUTCOME, REQUEST, Folders, MachineView
 from belljar.model import State
-from belljar.monitor import Ended, Outcomes
-from belljar.monitor.view import HOUR, Counted, Machine, Mode, Node, Values
+from belljar.monitor import Machine, Outcomes
+from belljar.monitor.view import HOUR, Counted, Mode, Node, Values
+from belljar.records import replace
 from belljar.service.streams import at_most, first_of
 
-T = TypeVar("T")
-DAY = 86400.0  # machines that ended are counted for so long
 PAUSE = 0.5  # seconds between two looks
 LOOK_AGAIN = 15.0  # seconds, for ledgers of other hosts, of which the kernel reports nothing
 ASK_AGAIN = 20.0  # seconds until a lease service that is down is asked again
 IN_FOLDER, IN_FILE = IN_CREATE | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO, IN_MODIFY | IN_CLOSE_WRITE
-STATUS, DECISIONS, LAST = "status.json", "decisions.jsonl", 1 << 18  # LAST: bytes in which the last decision is
 ID = re.compile(r"[0-9a-f]{12}")
 TAIL, EVENTS = 32 << 10, 500  # of a console, bytes; of a journal, events
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)")
@@ -41,118 +38,98 @@ SECRET = ("argv", "env", "user_data", "told", "script", "files")  # of requests 
 
 
 class Host:
-    """*look*: at the machines that live here, and the paths by which a change of them or of modes shows. *outcomes*: makes a reader
-    of ledgers. *leased*: machines that the lease service here accounts for, blocking until there may be news."""
+    """*look*: at the machines that live here and at the vacuum and the bait, with the paths by which a change of them shows. *outcomes*:
+    makes a reader of what ended since a moment. *leased*: leases, blocking until there may be news."""
 
     def __init__(
-        self, name: str, store: Path, look: Callable[[], tuple[list[Machine], set[Path]]], outcomes: Callable[[], Outcomes],
-        leased: Callable[[], Iterator[list[Values]]] = lambda: iter(()), window: float = DAY,
+        self, name: str, look: Callable[[], tuple[list[Machine], list[Mode], set[Path]]], outcomes: Callable[[float], Outcomes],
+        leased: Callable[[], Iterator[Mode]],
     ) -> None:  # fmt: skip
-        self.name, self._store, self._look, self._outcomes = name, store, look, outcomes
-        self._leased, self._window = leased, window
+        self.name, self._look, self._outcomes, self._leased = name, look, outcomes, leased
         # Whoever looks in a thread: a child forked meanwhile would wait for ever for locks that another thread had.
         self.turn = asyncio.Lock()
         self._machines: list[Machine] | None = None
-        self._by_node: dict[str, Counted] | None = None  # by node
+        self._ended: dict[str, Node] | None = None  # by node
         self._modes, self._leases = list[Mode](), list[Mode]()
+        self._begin()
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Without end. *changed* is called whenever `nodes` may be another."""
-
-        def take(machines: list[Machine]) -> None:
-            self._machines, self._modes = machines, modes(self._store)
-            changed()
-
-        machines = look_whenever(self._look, take, self.turn)
-        await first_of(machines, self._watch_ledgers(changed), self._watch_leases(changed))
+        are_all_here = {*self._reader.places.values()} <= {self.name}
+        machines = self._look_whenever(self._look_around, changed, None)
+        ledgers = self._look_whenever(self._count, changed, HOUR if are_all_here else LOOK_AGAIN)
+        await first_of(machines, ledgers, self._watch_leases(changed))
 
     def nodes(self) -> list[Node]:
         """This host first, then the other nodes whose ledgers are read here."""
-        by_node, why = dict(self._by_node or {}), "" if self._by_node is not None else "its ledger is being read"
-        own, modes = by_node.pop(self.name, Counted()), (*self._modes, *self._leases)
-        here = Node(self.name, tuple(self._machines or ()), own, modes, why=why)
-        return [here, *(Node(name, counted=counted) for name, counted in by_node.items())]
+        others, why = dict(self._ended or {}), "" if self._ended is not None else "its ledger is being read"
+        own, modes = others.pop(self.name, Node(self.name)), (*self._modes, *self._leases)
+        return [replace(own, living=tuple(self._machines or ()), modes=modes, why=why), *others.values()]
 
     @property
     def is_read(self) -> bool:
         """Was everything looked at once?"""
-        return self._by_node is not None and self._machines is not None
+        return self._ended is not None and self._machines is not None
 
-    async def _watch_ledgers(self, changed: Callable[[], None]) -> None:
-        """Counted anew every hour, without those that ended before the window, and whenever a ledger was cut or removed."""
-        while True:
-            with suppress(PositionLost, TimeoutError):
-                async with asyncio.timeout(HOUR):
-                    await self._count(self._outcomes(), changed)
+    async def _look_whenever(
+        self, look: Callable[[], set[Path]], changed: Callable[[], None], longest: float | None
+    ) -> None:
+        """Have *look* look in a thread, now and whenever something happens to one of the paths that it returned."""
+        loop, woken, watch, watched = asyncio.get_running_loop(), asyncio.Event(), Watch(), set[Path]()
 
-    async def _count(self, outcomes: Outcomes, changed: Callable[[], None]) -> None:
-        def begin() -> dict[str, Counted]:
-            return count_by_node(outcomes.since(time.time() - self._window), {})
+        def wake() -> None:
+            watch.read()
+            woken.set()
 
-        def take(new: list[Ended]) -> None:
-            self._by_node = count_by_node(new, by_node)
-            changed()
+        loop.add_reader(watch.fileno(), wake)
+        try:
+            while True:
+                woken.clear()
+                async with self.turn:
+                    paths = await in_thread(look)
+                changed()
+                # What is not there yet is seen in the folder in which it, or a folder on the way to it, will be made.
+                there = {next(place for place in (path, *path.parents) if place.exists()) for path in paths}
+                before, watched = watched, there
+                for path in watched:
+                    watch.add(path, IN_FOLDER if path.is_dir() else IN_FILE)
+                if watched <= before:  # else something may have happened before it was watched
+                    await at_most(longest, woken.wait())
+                await asyncio.sleep(PAUSE)
+        finally:
+            loop.remove_reader(watch.fileno())
+            watch.close()
 
-        async with self.turn:
-            by_node = await in_thread(begin)
-        await read_whenever(outcomes, lambda: [*outcomes.new()], take, self.turn)
+    def _look_around(self) -> set[Path]:
+        self._machines, self._modes, paths = self._look()
+        return paths
+
+    def _begin(self) -> None:
+        self._reader, self._counted = self._outcomes(time.time() - DAY), defaultdict[str, Counted](Counted)
+        self._anew = time.monotonic() + HOUR
+
+    def _count(self) -> set[Path]:
+        """What is new in the ledgers; every hour all anew, without what ended a day ago, and where a ledger was cut or removed."""
+        if time.monotonic() > self._anew:
+            self._begin()
+        try:
+            for ended in self._reader.new():
+                self._counted[ended.node].count(ended)
+        except PositionLost:
+            self._begin()
+            return self._count()
+        self._ended = {name: counted.node(name) for name, counted in self._counted.items()}
+        return self._reader.paths()
 
     async def _watch_leases(self, changed: Callable[[], None]) -> None:
         while True:
             answers = self._leased()
             with suppress(BelljarError, OSError, ValueError):
-                while (machines := await in_thread(partial(next, answers, None))) is not None:
-                    self._leases = leases(machines)
+                while mode := await in_thread(partial(next, answers, None)):
+                    self._leases = [mode]
                     changed()
             self._leases = []
             await asyncio.sleep(ASK_AGAIN)
-
-
-async def read_whenever(
-    outcomes: Outcomes, read: Callable[[], T], take: Callable[[T], object], turn: asyncio.Lock
-) -> None:
-    """Hand over what *read* makes of these ledgers in a thread, now and whenever they grow."""
-
-    def look() -> tuple[T, set[Path]]:
-        folders = [source.folder for source in outcomes.sources()]
-        paths = {path for folder in folders for path in (folder, *folder.glob("ledger-*.jsonl"))}
-        return read(), paths
-
-    are_all_here = {*outcomes.places.values()} <= {os.uname().nodename}
-    await look_whenever(look, take, turn, None if are_all_here else LOOK_AGAIN)
-
-
-async def look_whenever(
-    look: Callable[[], tuple[T, set[Path]]],
-    take: Callable[[T], object],
-    turn: asyncio.Lock,
-    longest: float | None = None,
-) -> None:
-    """Hand over what *look* finds in a thread, now and whenever something happens to one of the paths that it names."""
-    loop, woken, watch, watched = asyncio.get_running_loop(), asyncio.Event(), Watch(), set[Path]()
-
-    def wake() -> None:
-        watch.read()
-        woken.set()
-
-    loop.add_reader(watch.fileno(), wake)
-    try:
-        while True:
-            woken.clear()
-            async with turn:
-                value, paths = await in_thread(look)
-            take(value)
-            # What is not there yet is seen in the folder in which it, or a folder on the way to it, will be made.
-            there = {next(place for place in (path, *path.parents) if place.exists()) for path in paths}
-            before, watched = watched, there
-            for path in watched:
-                watch.add(path, IN_FOLDER if path.is_dir() else IN_FILE)
-            if watched <= before:  # else something may have happened before it was watched
-                await at_most(longest, woken.wait())
-            await asyncio.sleep(PAUSE)
-    finally:
-        loop.remove_reader(watch.fileno())
-        watch.close()
 
 
 # -- machines ----------------------------------------------------------------------------------------------------------
@@ -160,63 +137,22 @@ async def look_whenever(
 
 def living(views: Iterable[MachineView]) -> list[Machine]:
     """Of these, those that have not ended. One whose keeper is dead is *abandoned*."""
-    machines = []
-    for view in views:
-        if view.state == State.DONE.value:
-            continue
-        account, user = view.payload.get("account"), str(view.owner)
-        with suppress(KeyError):
-            user = str(account["name"] if isinstance(account, dict) else pwd.getpwuid(view.owner).pw_name)
-        about = view.id, view.name, user, view.image, view.requester, view.cpus, view.memory, view.start
-        states = ((event["state"], event["time"]) for event in read(view.folder) if event["event"] == "state")
-        machines.append(Machine(*about, view.state if view.alive else "abandoned", tuple(states)))
-    return machines
+    return [_machine(view) for view in views if view.state != State.DONE.value]
+
+
+def _machine(view: MachineView) -> Machine:
+    account = view.payload.get("account")
+    return Machine(
+        "", view.id, name=view.name, image=view.image, start=view.start, account=account["name"] if isinstance(account, dict) else "",
+        uid=view.owner, requester=view.requester, cpus=view.cpus, memory=view.memory, state=view.state if view.alive else "abandoned",
+        states=tuple((event["state"], event["time"]) for event in read(view.folder) if event["event"] == "state"),
+    )  # fmt: skip
 
 
 def paths_of(folders: Folders, machines: Iterable[Machine]) -> set[Path]:
     """Where the kernel reports that machines come and go, what they write, that a keeper has died, and what modes write."""
     each = (folders.machine(machine.id) / name for machine in machines for name in ("", JOURNAL, LOCK))
     return {folders.machines, folders.store / "vacuum", folders.store / "bait", *each}
-
-
-def count_by_node(machines: Iterable[Ended], by_node: dict[str, Counted]) -> dict[str, Counted]:
-    """With these machines, by node."""
-    for ended in machines:
-        by_node.setdefault(ended.node, Counted()).count(ended)
-    return by_node
-
-
-# -- vacuum, bait, leases ----------------------------------------------------------------------------------------------
-
-
-def modes(store: Path) -> list[Mode]:
-    """The vacuum, with the shares of its last decision, and the bait, with its jobs by state, that keep their files here."""
-    vacuum, bait, decision = _json(store / "vacuum" / STATUS), _json(store / "bait" / STATUS), Values()
-    with suppress(ValueError, IndexError):
-        decision = json.loads(_tail(store / "vacuum" / DECISIONS, LAST).splitlines()[-1])
-    shares = [(of["machinetype"], of["hs06"], of["target"], of["why"]) for of in decision.get("verdicts", ())]
-    jobs = [(state, count, None, "") for state, count in bait.get("jobs", {}).items()]
-    rows = (
-        (vacuum, "vacuum", "{factory} in {space}", ("error", "settings_error"), "HS06", "cycled", shares),
-        (bait, "bait", "{name} of {system}", ("error", "why", "waits"), "jobs", "looked", jobs),
-    )
-    return [
-        Mode(
-            kind, name.format_map(status), status.get("state") or ("draining" if status.get("draining") else "running"),
-            next((status[key] for key in whys if status.get(key)), ""), unit, status[at], tuple(bars),
-        )
-        for status, kind, name, whys, unit, at, bars in rows if status.get(at)
-    ]  # fmt: skip
-
-
-def leases(machines: Iterable[Values]) -> list[Mode]:
-    """Of the machines that a lease service accounts for, the processors of those that run, by lease."""
-    cpus = Counter[str]()
-    for machine in machines:
-        if machine["ended"] is None:
-            cpus[f"{machine['lease']}: {machine['owner']}, {machine['image']}"] += machine["cpus"]
-    bars = tuple((name, number, None, "") for name, number in cpus.items())
-    return [Mode("lease", "", "running", "", "cpus", time.time(), bars)]
 
 
 # -- one machine -------------------------------------------------------------------------------------------------------
@@ -235,11 +171,10 @@ def story(folders: Folders, id: str) -> Values | None:
 
 def console_tail(path: Path) -> str:
     """The end of what a guest wrote, as plain text: a guest may write anything."""
-    text = ESCAPES.sub("", _tail(path, TAIL).decode(errors="replace").replace("\r\n", "\n"))
-    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+    return plain(ESCAPES.sub("", tail(path, TAIL).decode(errors="replace").replace("\r\n", "\n")), "\n\t")
 
 
-def _tail(path: Path, size: int) -> bytes:
+def tail(path: Path, size: int) -> bytes:
     """So much of the end; nothing where that cannot be read."""
     with suppress(OSError), open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
         file.seek(max(file.seek(0, os.SEEK_END) - size, 0))

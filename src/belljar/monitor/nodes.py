@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from urllib.parse import urlsplit
 
@@ -34,19 +35,9 @@ class Remote:
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Without end."""
-        loop = asyncio.get_running_loop()
-
-        def hear(node: Node) -> None:
-            self.node = replace(node, name=self._name or node.name, heard=time.time(), why="")
-            changed()
-
+        tell = partial(asyncio.get_running_loop().call_soon_threadsafe, changed)
         while True:
-            try:
-                await in_thread(lambda: self._listen(lambda node: loop.call_soon_threadsafe(hear, node)))
-            except BROKEN as exc:
-                why = getattr(exc, "strerror", "") or str(exc) or type(exc).__name__
-                self.node = replace(self.node, why=why[:200])
-            changed()
+            await in_thread(lambda: self._listen(tell))
             await asyncio.sleep(AGAIN)
 
     def story(self, id: str) -> Values:
@@ -54,13 +45,19 @@ class Remote:
         with self._asked(f"/api/machines/{id}") as answer:
             return dict(json.loads(answer.read(LARGEST)))
 
-    def _listen(self, hear: Callable[[Node], object]) -> None:
-        node = self.node
-        with self._asked("/api/node") as answer:
-            while line := answer.readline(LARGEST):
-                node = node_of(line) if line.startswith(b"data:") else node
-                hear(node)
-        raise ConnectionError("its monitor closed the connection")
+    def _listen(self, tell: Callable[[], object]) -> None:
+        """Until it is silent, or says what cannot be read."""
+        try:
+            with self._asked("/api/node") as answer:
+                while line := answer.readline(LARGEST):
+                    node = node_of(line) if line.startswith(b"data:") else self.node
+                    self.node = replace(node, name=self._name or node.name, heard=time.time(), why="")
+                    tell()
+            raise ConnectionError("its monitor closed the connection")
+        except BROKEN as exc:
+            why = getattr(exc, "strerror", "") or str(exc) or type(exc).__name__
+            self.node = replace(self.node, why=why[:200])
+            tell()
 
     @contextmanager
     def _asked(self, path: str) -> Iterator[HTTPResponse]:

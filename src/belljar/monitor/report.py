@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -10,44 +11,31 @@ from typing import Any
 
 from belljar.errors import BadOption, CommandMissing
 from belljar.host.files import named_when_whole, no_space_as_error
-from belljar.monitor import Ended
+from belljar.monitor import Machine
 
-BY: Mapping[str, Callable[[Ended], str]] = {
+BY: Mapping[str, Callable[[Machine], str]] = {
     **{name: attrgetter(name) for name in ("user", "image", "cause", "node")},
     "day": lambda ended: time.strftime("%Y-%m-%d", time.localtime(ended.ended)),
 }
-COUNTS: Mapping[str, Callable[[Ended], int]] = {
-    "machines": lambda ended: 1,
-    "failed": lambda ended: ended.has_failed,
-    "started": lambda ended: "run" in ended.phases,  # with a payload that began
-}
-SUMS: Mapping[str, Callable[[Ended], float]] = {  # of seconds
-    "wall": lambda ended: ended.wall,
-    "payload": lambda ended: ended.run,
-    "overhead": lambda ended: ended.overhead,
-    "payload_cpu": lambda ended: _cpu(ended.guest),  # processor time that guests report of their payloads
-    "host_cpu": lambda ended: _cpu(ended.host),  # and that machines took on the host, guests included
-}
-TIMES = (*SUMS, "ready_mean", "ready_longest")  # the last two from the request to the payload's first moment
 MOST_BARS = 40
 
 
-def report(rows: Iterable[Ended], by: str) -> list[dict[str, Any]]:
-    """A group for each value there is, with its sums: days by their order, else what took most time first."""
-    groups, value = dict[str, dict[str, Any]](), BY[by]
+def report(rows: Iterable[Machine], by: str) -> list[dict[str, Any]]:
+    """A group for each value there is, with its sums, and the mean and the longest time to the payload's first moment: days by their
+    order, else what took most time first."""
+    groups, longest = (
+        defaultdict[str, defaultdict[str, float]](lambda: defaultdict(int)),
+        defaultdict[str, float](float),
+    )
     for ended in rows:
-        group = groups.setdefault(value(ended), dict.fromkeys((*COUNTS, *TIMES), 0))
-        for column, number in (*COUNTS.items(), *SUMS.items()):
-            group[column] += number(ended)
-        if "run" in ended.phases:
-            group["ready_mean"] += (ended.until_ready - group["ready_mean"]) / group["started"]
-            group["ready_longest"] = max(group["ready_longest"], ended.until_ready)
+        name, sums = BY[by](ended), ended.sums()
+        longest[name] = max(longest[name], sums["ready"])
+        for column, number in sums.items():
+            groups[name][column] += number
     ordered = sorted(groups.items(), key=lambda item: item[0] if by == "day" else (-item[1]["wall"], item[0]))
+    for name, group in ordered:
+        group |= {"ready_mean": group.pop("ready") / max(group["started"], 1), "ready_longest": longest[name]}
     return [{by: name, **{column: round(sum, 3) for column, sum in group.items()}} for name, group in ordered]
-
-
-def _cpu(usage: Mapping[str, float]) -> float:
-    return usage.get("user", 0.0) + usage.get("system", 0.0)
 
 
 def plot(groups: Sequence[Mapping[str, Any]], by: str, path: Path) -> None:

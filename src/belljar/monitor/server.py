@@ -11,16 +11,16 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import nullcontext
-from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import uvicorn
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -35,9 +35,6 @@ from belljar.service.http.server import counted, listener
 from belljar.service.senders import Askers, Budget
 from belljar.service.streams import at_most, first_of
 
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
-
 PAGE = Path(__file__).parent / "page"
 WRONG = Budget(burst=10, rate=0.2)  # wrong tokens of one address
 MOST_READERS, MOST_CONNECTIONS = 64, 256
@@ -45,13 +42,12 @@ PAUSE = 0.25  # seconds in which changes become one piece
 SIGN_OF_LIFE = 15.0  # seconds
 STALL = 20.0  # seconds for which a reader may not read
 HEAD = 10.0  # seconds for the head of a request
-HEADERS = {  # what keeps a browser from doing more than this page needs
+HEADERS = {  # what keeps a browser from doing more than this page needs; each connection is for one request
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store",
-    "Cross-Origin-Resource-Policy": "same-origin", "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin", "Cross-Origin-Opener-Policy": "same-origin", "Connection": "close",
 }  # fmt: skip
-Look = Callable[[], dict[str, bytes]]
 
 
 class Hub:
@@ -59,7 +55,7 @@ class Hub:
 
     def __init__(self, host: Host, remotes: Sequence[Remote] = ()) -> None:
         self.host, self.remotes, self.readers = host, remotes, 0
-        self._changed, self._views = asyncio.Event(), dict[bool, dict[str, bytes]]()
+        self._changed, self._views = asyncio.Event(), dict[bool, Values]()
 
     async def watch(self) -> None:
         await first_of(self.host.watch(self.ring), *(remote.watch(self.ring) for remote in self.remotes))
@@ -69,52 +65,40 @@ class Hub:
         self._changed.set()
         self._changed, self._views = asyncio.Event(), {}
 
-    def sections(self, *, is_trusted: bool) -> dict[str, bytes]:
-        """The view, each section as JSON; made once for all readers."""
+    def sections(self, *, is_trusted: bool) -> Values:
+        """The view; made once for all readers."""
         if is_trusted not in self._views:
             nodes = [*self.host.nodes(), *(remote.node for remote in self.remotes)]
             about = {"node": self.host.name, "version": __version__, "trusted": is_trusted}
-            sections = {"about": about, **view(nodes, is_trusted=is_trusted)}
-            self._views[is_trusted] = {name: dumps(section) for name, section in sections.items()}
+            self._views[is_trusted] = {"about": about, **view(nodes, is_trusted=is_trusted)}
         return self._views[is_trusted]
 
-    def events(self, look: Look) -> Response:
-        """Pieces for one reader, until it goes. Raises HTTPException where there are too many readers."""
-        if self.readers >= MOST_READERS:
-            raise HTTPException(503, f"{MOST_READERS} readers are connected", {"Retry-After": "30"})
-        return StreamingResponse(self._pieces(look), media_type="text/event-stream")
-
-    async def _pieces(self, look: Look) -> AsyncIterator[bytes]:
-        """All sections, then those that changed, and now and then a sign of life."""
-        sent = dict[str, bytes]()
+    async def pieces(self, look: Callable[[], Values]) -> AsyncIterator[bytes]:
+        """For one reader, until it goes: all sections, then those that changed, and now and then a sign of life."""
+        sent = Values()
         self.readers += 1
         try:
             while True:
                 changed, sections = self._changed, look()  # in this order: nothing falls between
-                new = {name: text for name, text in sections.items() if sent.get(name) != text}
+                new = {name: section for name, section in sections.items() if sent.get(name) != section}
                 sent = sections
-                yield b"data:%s\n\n" % joined(new) if new else b":\n\n"
+                yield b"data:%s\n\n" % dumps(new) if new else b":\n\n"
                 await at_most(SIGN_OF_LIFE, changed.wait())
                 await asyncio.sleep(PAUSE)
         finally:
             self.readers -= 1
 
 
-def joined(sections: dict[str, bytes]) -> bytes:
-    return b"{%s}" % b",".join(b'"%s":%s' % (name.encode(), text) for name, text in sections.items())
-
-
 class Access:
     """Who has the token."""
 
     def __init__(self, token: str) -> None:
-        self._digest, self._askers = sha256(token.encode()).digest(), Askers(WRONG)
+        self._token, self._askers = token.encode(), Askers(WRONG)
 
     def __call__(self, request: Request, *, needed: bool = False) -> bool:
         """False without a token, where none is *needed*. Raises HTTPException for a wrong one."""
         kind, _, token = request.headers.get("authorization", "").partition(" ")
-        digest = sha256(token.strip().encode("latin-1", "replace")).digest()
-        if kind.lower() == "bearer" and hmac.compare_digest(digest, self._digest):
+        if kind.lower() == "bearer" and hmac.compare_digest(token.strip().encode("latin-1"), self._token):
             return True
         if not kind and not needed:
             return False
@@ -123,22 +107,25 @@ class Access:
         raise HTTPException(401, "this takes the token, and another than was given", {"WWW-Authenticate": "Bearer"})
 
 
-def app(
-    hub: Hub, access: Access, tell: Callable[[str], Values | None], metrics: CollectorRegistry | None = None
-) -> ASGIApp:
+def app(hub: Hub, access: Access, tell: Callable[[str], Values | None], metrics: CollectorRegistry) -> ASGIApp:
     """The page, and what it reads. *tell*: the story of a machine here, None where nothing is known of it. *metrics*: for Prometheus."""
 
     async def look(request: Request) -> Response:
-        return Response(joined(hub.sections(is_trusted=access(request))), media_type="application/json")
+        return Response(dumps(hub.sections(is_trusted=access(request))), media_type="application/json")
 
     async def events(request: Request) -> Response:
         is_trusted = access(request)
-        return hub.events(lambda: hub.sections(is_trusted=is_trusted))
+        return stream(lambda: hub.sections(is_trusted=is_trusted))
 
     async def node(request: Request) -> Response:
         """This host alone, for the monitor of another."""
         access(request, needed=True)
-        return hub.events(lambda: {"node": dumps(hub.host.nodes()[0])})
+        return stream(lambda: {"node": hub.host.nodes()[0]})
+
+    def stream(look: Callable[[], Values]) -> Response:
+        if hub.readers >= MOST_READERS:
+            raise HTTPException(503, f"{MOST_READERS} readers are connected", {"Retry-After": "30"})
+        return StreamingResponse(hub.pieces(look), media_type="text/event-stream")
 
     async def story(request: Request) -> Response:
         access(request, needed=True)
@@ -154,17 +141,19 @@ def app(
         return JSONResponse(told)
 
     async def numbers(request: Request) -> Response:
-        from prometheus_client.exposition import choose_encoder
-
-        assert metrics is not None
         encode, kind = choose_encoder(request.headers.get("accept", ""))
         async with hub.host.turn:
             return Response(await in_thread(lambda: encode(metrics)), headers={"Content-Type": kind})
 
-    routes = {"view": look, "events": events, "node": node, "machines/{id}": story}
-    api: list[BaseRoute] = [Route(f"/api/{path}", answer) for path, answer in routes.items()]
-    api += [] if metrics is None else [Route("/metrics", numbers)]
-    return Starlette(routes=[*api, Mount("/", StaticFiles(directory=PAGE, html=True))])
+    api = {
+        "/api/view": look,
+        "/api/events": events,
+        "/api/node": node,
+        "/api/machines/{id}": story,
+        "/metrics": numbers,
+    }
+    routes = [Route(path, answer) for path, answer in api.items()]
+    return Starlette(routes=[*routes, Mount("/", StaticFiles(directory=PAGE, html=True))])
 
 
 def listening(where: str) -> socket.socket:
@@ -178,20 +167,9 @@ def listening(where: str) -> socket.socket:
 class Prompt(H11Protocol):
     """Drops a client that does not send the head of its request in time. uvicorn has no such deadline."""
 
-    _late: asyncio.TimerHandle | None = None
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._late = self.loop.call_later(HEAD, transport.abort)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        is_answered = self.cycle is None or self.cycle.response_complete
-        if self._late and not is_answered:
-            self._late.cancel()
-            self._late = None
-        elif not self._late and is_answered:  # a further request has begun
-            self._late = self.loop.call_later(HEAD, self.transport.abort)
+        self.loop.call_later(HEAD, lambda: self.cycle or transport.abort())  # type: ignore[func-returns-value]
 
 
 async def serve(end: socket.socket, application: ASGIApp) -> None:

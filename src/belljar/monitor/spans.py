@@ -1,73 +1,46 @@
 """Ended machines as OpenTelemetry traces: a span for the machine, one for each of its phases. Needs opentelemetry's SDK and exporter.
 
-Ids are made of the machine's, so a machine that is sent twice is the same trace. The ledger has how long each phase took, not when
-it began: they are laid end to end from the machine's start."""
+Ids are made of the machine's, so a machine that is sent twice is the same trace."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from belljar.errors import HostError, LibraryMissing, PositionLost
-from belljar.jobs import complain
-from belljar.monitor import PHASES, WITHIN, Ended, Outcomes
-from belljar.monitor.live import read_whenever
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 
-if TYPE_CHECKING:
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import ReadableSpan
+from belljar.errors import HostError
+from belljar.monitor import PARTS, Machine, Outcomes
 
 BATCH = 60  # machines, each with about eight spans
-AGAIN = 30.0  # seconds after which what the collector did not take is sent again
 # Fields that are attributes, too.
 TEXTS = ("cause", "image", "path", "error", "context", "accelerator", "requester", "name", "user")
 
 
-class Exporter:
-    """Sends spans to where the variables OTEL_EXPORTER_OTLP_... say, by HTTP."""
-
-    def __init__(self, kept: Callable[[], object]) -> None:
-        """*kept* is called after what was read so far has been taken. Raises LibraryMissing."""
-        try:
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        except ImportError as exc:
-            raise LibraryMissing("spans: the libraries of opentelemetry are not installed") from exc
-        self._exporter, self._kept = OTLPSpanExporter(), kept
-
-    def send_new(self, outcomes: Outcomes) -> int:
-        """Send the machines behind the positions; returns how many. Where the collector does not take them, the positions stay in
-        front of them. Raises HostError, PositionLost."""
-        machines, taken, rows = 0, dict(outcomes.positions), outcomes.new()
-        while batch := list(islice(rows, BATCH)):
-            if self._exporter.export([span for ended in batch for span in spans_of(ended)]).value != 0:
-                outcomes.positions = taken
-                hint = "See the lines above, and OTEL_EXPORTER_OTLP_ENDPOINT. They are sent again."
-                raise HostError(f"{len(batch)} machines were not taken by the collector", hint=hint)
-            machines, taken = machines + len(batch), dict(outcomes.positions)
-            self._kept()
-        self._kept()
-        return machines
-
-    async def follow(self, outcomes: Outcomes) -> None:
-        """Send each machine as it ends, for ever, those that the collector does not take again. Raises PositionLost."""
-        while True:
-            try:
-                await read_whenever(outcomes, lambda: self.send_new(outcomes), lambda sent: None, asyncio.Lock())
-            except PositionLost:
-                raise
-            except HostError as exc:
-                complain(exc.message, exc.hint)
-                await asyncio.sleep(AGAIN)
+def send_new(outcomes: Outcomes, kept: Callable[[], object]) -> int:
+    """Send the machines behind the positions to where the variables OTEL_EXPORTER_OTLP_... say, by HTTP; returns how many. *kept* is
+    called whenever some have been taken. Where the collector does not take them, the positions stay in front of them. Raises HostError,
+    PositionLost."""
+    exporter, machines, taken, rows = OTLPSpanExporter(), 0, dict(outcomes.positions), outcomes.new()
+    while batch := list(islice(rows, BATCH)):
+        if exporter.export([span for ended in batch for span in spans_of(ended)]).value != 0:
+            outcomes.positions = taken
+            hint = "See the lines above, and OTEL_EXPORTER_OTLP_ENDPOINT. They are sent again."
+            raise HostError(f"{len(batch)} machines were not taken by the collector", hint=hint)
+        machines, taken = machines + len(batch), dict(outcomes.positions)
+        kept()
+    kept()
+    return machines
 
 
-def spans_of(ended: Ended) -> Iterator[ReadableSpan]:
+def spans_of(ended: Machine) -> Iterator[ReadableSpan]:
     """The machine's own span first."""
-    from opentelemetry.sdk.trace import ReadableSpan
-    from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 
     def context(name: str) -> SpanContext:
         return SpanContext(trace, _number(f"{trace}/{name}", 8), is_remote=False, trace_flags=TraceFlags(1))
@@ -75,34 +48,21 @@ def spans_of(ended: Ended) -> Iterator[ReadableSpan]:
     trace, resource = _number(f"{ended.node}/{ended.id}/{ended.started}", 16), _resource(ended.node)
     values = {"machine.id": ended.id, "class": ended.klass, "cpus": ended.cpus, "memory": ended.memory}
     values |= {name: getattr(ended, name) for name in TEXTS} | {f"label.{name}": text for name, text in ended.labels}
+    values |= {f"seconds.{name}": ended.phases[name] for name in PARTS if name in ended.phases}
     attributes: dict[str, Any] = {f"belljar.{name}": value for name, value in values.items() if value != ""}
     status = Status(StatusCode.ERROR, ended.reason) if ended.has_failed else Status()
     yield ReadableSpan(
         "machine", context("machine"), None, resource, attributes, status=status,
         start_time=_nano(ended.started), end_time=_nano(max(ended.ended, ended.started)),
     )  # fmt: skip
-    for name, begin, end in laid_out(ended):
-        parent, begins, ends = context(WITHIN.get(name, "machine")), _nano(begin), _nano(end)
-        yield ReadableSpan(name, context(name), parent, resource, start_time=begins, end_time=ends)
-
-
-def laid_out(ended: Ended) -> Iterator[tuple[str, float, float]]:
-    """Each phase with the moments of its begin and its end."""
-    moment, last = ended.started, max(ended.ended, ended.started)
-    for name in PHASES:
-        if name in ended.phases:
-            begin, moment = moment, min(moment + ended.phases[name], last)
-            yield name, begin, moment
-            for part, whole in WITHIN.items():
-                if whole == name and part in ended.phases:
-                    yield part, max(moment - ended.phases[part], begin), moment
+    for name, begin, end in ended.timeline():
+        begins, ends = _nano(begin), _nano(end)
+        yield ReadableSpan(name, context(name), context("machine"), resource, start_time=begins, end_time=ends)
 
 
 @lru_cache(maxsize=1000)
 def _resource(node: str) -> Resource:
     """Whose spans these are; OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME have the last word."""
-    from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
-
     return Resource({SERVICE_NAME: "belljar", "host.name": node}).merge(OTELResourceDetector().detect())
 
 

@@ -11,7 +11,7 @@ import pytest
 from belljar.errors import BadOption, PositionLost
 from belljar.journal import Ledger
 from belljar.model import Cause, Outcome, OutcomeClass, Usage, dumps
-from belljar.monitor import PHASES, WITHIN, Ended, Outcomes, ended_of, places
+from belljar.monitor import PARTS, PHASES, Machine, Outcomes, ended_of, places
 
 END = 1767268800.0  # 2026-01-01 12:00 UTC
 
@@ -50,13 +50,12 @@ def ids(rows: Any) -> list[str]:
 )  # fmt: skip
 def test_what_is_not_a_row_is_left_out_and_the_next_row_is_read(tmp_path: Path, line: bytes) -> None:
     folder = write(tmp_path, row("a" * 12), line, row("b" * 12))
-    assert ids(Outcomes({folder: "wn01"}).since(0.0)) == ["a" * 12, "b" * 12]
     assert ids(Outcomes({folder: "wn01"}).new()) == ["a" * 12, "b" * 12]
 
 
 def test_rows_that_do_not_tell_which_machine_ended_are_counted(tmp_path: Path) -> None:
     outcomes = Outcomes({write(tmp_path, row(), {"id": 7}, {"cause": "finished"}): "wn01"})
-    assert (len(list(outcomes.since(0.0))), outcomes.unreadable) == (1, 2)
+    assert (len(list(outcomes.new())), outcomes.unreadable) == (1, 2)
 
 
 def test_a_row_of_another_version_is_read_as_far_as_it_is_understood() -> None:
@@ -66,7 +65,7 @@ def test_a_row_of_another_version_is_read_as_far_as_it_is_understood() -> None:
     assert newer is not None and (newer.cause, newer.cpus, newer.started) == ("moved-away", 0, 0.0)
     assert newer.phases == {"thaw": 1.0, "run": 0.0} and newer.image == "debian12"
     older = ended_of({"id": "0123456789ab", "cause": "finished", "class": "payload"}, "wn01")
-    assert older == Ended("wn01", "0123456789ab", "finished", "payload")
+    assert older == Machine("wn01", "0123456789ab", "finished", "payload")
 
 
 def test_a_row_as_a_machine_leaves_it_is_read_whole() -> None:
@@ -76,7 +75,7 @@ def test_a_row_as_a_machine_leaves_it_is_read_whole() -> None:
         host=Usage(4.0, 5.0, 6), started=END - 4, ended=END, requester="slurm:1", labels=(("queue", "night"),), uid=7,
         account="ada", cpus=2, memory=1 << 30,
     )  # fmt: skip
-    assert ended_of(json.loads(dumps(outcome)), "wn01") == Ended(
+    assert ended_of(json.loads(dumps(outcome)), "wn01") == Machine(
         "wn01", "0123456789ab", "boot-failed", "node", "why", "what to do", "BootFailed", "job", "debian12", "cold", "ramdisk", "kvm",
         "ada", 7, "slurm:1", (("queue", "night"),), {"boot": 3.0}, {"user": 1.0, "system": 2.0, "peak_memory": 3.0},
         {"user": 4.0, "system": 5.0, "peak_memory": 6.0}, END - 4, END, 2, 1 << 30,
@@ -85,28 +84,21 @@ def test_a_row_as_a_machine_leaves_it_is_read_whole() -> None:
 
 def test_every_phase_of_a_machine_has_its_place() -> None:
     texts = [path.read_text() for path in (Path(__file__).parents[3] / "src/belljar/machine").rglob("*.py")]
-    assert {name for text in texts for name in re.findall(r"""\.phase\("(\w+)"\)""", text)} == {*PHASES, *WITHIN}
+    assert {name for text in texts for name in re.findall(r"""\.phase\("(\w+)"\)""", text)} == {*PHASES, *PARTS}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 1e300, "7", True, None, [7]])
 def test_a_number_that_is_not_one_is_0(value: Any) -> None:
     ended = ended_of(row(ended=value, guest={"user": value}, phases={"run": value}), "wn01")
-    assert (
-        ended is not None
-        and type(ended.cpus) is int
-        and (ended.ended, ended.guest.get("user", 0.0), ended.run, ended.wall)
-        == (
-            0.0,
-            0.0,
-            0.0,
-            0.0,
-        )
-    )
+    assert ended is not None and type(ended.cpus) is int
+    sums = ended.sums()
+    assert (ended.ended, ended.guest.get("user", 0.0), sums["payload"], sums["wall"]) == (0.0, 0.0, 0.0, 0.0)
 
 
 def test_the_machines_own_time_is_told_apart_from_the_payloads() -> None:
     ended = ended_of(row(), "wn01")
-    assert ended is not None and (ended.wall, ended.run, ended.overhead, ended.until_ready) == (10.0, 6.0, 4.0, 2.0)
+    assert ended is not None and ended.until_ready == 2.0
+    assert [ended.sums()[name] for name in ("wall", "payload", "overhead")] == [10.0, 6.0, 4.0]
     assert ended.user == "ada" and ended.path == "clone"
     first = ended_of(row(account="", phases={"prepare": 9.0, "template": 8.5}), "wn01")
     assert first is not None and (first.user, first.path, first.until_ready) == ("1000", "template", 9.0)
@@ -116,9 +108,9 @@ def test_since(tmp_path: Path) -> None:
     folder = write(
         tmp_path, row("a" * 12, ended=END - 0.5), row("b" * 12, ended=END + 0.5), row("c" * 12, ended=END + 9)
     )
-    outcomes = Outcomes({folder: "wn01"})
-    assert ids(outcomes.since(END)) == ["b" * 12, "c" * 12] and not ids(outcomes.new())
-    assert ids(Outcomes({folder: "wn01"}).since(END + 40 * 86400)) == []
+    outcomes = Outcomes({folder: "wn01"}, since=END)
+    assert ids(outcomes.new()) == ["b" * 12, "c" * 12] and not ids(outcomes.new())
+    assert ids(Outcomes({folder: "wn01"}, since=END + 40 * 86400).new()) == []
 
 
 def test_each_row_is_new_once_though_another_reader_takes_over(tmp_path: Path) -> None:
@@ -166,7 +158,7 @@ def test_a_line_without_end_takes_no_memory_and_hides_no_other_row(tmp_path: Pat
         file.truncate(file.seek(0, 2) + (64 << 20))  # a hole
     outcomes = Outcomes({folder: "wn01"})
     tracemalloc.start()
-    count = sum(1 for _ in outcomes.since(0.0))
+    count = sum(1 for _ in outcomes.new())
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert count == 1 and peak < 8 << 20
@@ -179,7 +171,7 @@ def test_memory_does_not_grow_with_the_ledger(tmp_path: Path) -> None:
     (tmp_path / "ledger-2026-01.jsonl").write_bytes(line * 10_000)
     outcomes = Outcomes({tmp_path: "wn01"})
     tracemalloc.start()
-    count = sum(1 for _ in outcomes.since(0.0))
+    count = sum(1 for _ in outcomes.new())
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert count == 10_000 and peak < 1 << 20

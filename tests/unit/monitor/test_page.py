@@ -7,6 +7,7 @@ import io
 import json
 import re
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -17,18 +18,23 @@ import pytest
 from rich.console import Console
 from tests.unit.monitor.test_outcomes import row
 
+from belljar.bait.journal import Status as Bait
+from belljar.cli import main
+from belljar.cli.monitor import leased, modes
 from belljar.cli.monitor.top import SORTS, screen
 from belljar.errors import BadOption, HostError
 from belljar.host.locks import try_lock
 from belljar.journal import JOURNAL, Ledger
 from belljar.machine import CONSOLE_LOG, LOCK, OUTCOME, REQUEST, Folders
 from belljar.machine.outside.registry import Machines
-from belljar.monitor import Outcomes, ended_of, live, nodes, server
-from belljar.monitor.live import Host, console_tail, leases, living, modes, paths_of, story
+from belljar.monitor import Machine, Outcomes, ended_of, live, nodes, server
+from belljar.monitor.live import Host, console_tail, living, paths_of, story
 from belljar.monitor.metrics import Tally, collected
 from belljar.monitor.nodes import Remote, node_of
-from belljar.monitor.view import Counted, Machine, Node, percentiles, view
+from belljar.monitor.view import Counted, Mode, Node, percentiles, view
+from belljar.service import kept
 from belljar.service.streams import first_of
+from belljar.vacuum.factory.state import Status as Factory
 
 TOKEN, LIVE = "a token of many characters", "0123456789ab"
 NAMES = ("ada", "slurm:4711", "debian12-secret", LIVE, "wn01", "BootTimeout after 7 s", "queue")
@@ -72,15 +78,16 @@ def tell(folders: Folders, state: str, at: float, **facts: Any) -> None:
         file.write(json.dumps({"time": at, "event": "state", "state": state, **facts}) + "\n")
 
 
-def look(folders: Folders) -> tuple[list[Machine], set[Path]]:
+def look(folders: Folders) -> tuple[list[Machine], list[Mode], set[Path]]:
     machines = living(Machines(folders, NO_REAPER).living())
-    return machines, paths_of(folders, machines)
+    return machines, [], paths_of(folders, machines)
 
 
-def host_of(folders: Folders, window: float = 86400.0) -> Host:
-    return Host(
-        "wn01", folders.store, lambda: look(folders), lambda: Outcomes({folders.logs: "wn01"}), lambda: iter(()), window
-    )
+def host_of(folders: Folders) -> Host:
+    def outcomes(since: float) -> Outcomes:
+        return Outcomes({folders.logs: "wn01"}, since=since)
+
+    return Host("wn01", lambda: look(folders), outcomes, lambda: iter(()))
 
 
 class Site:
@@ -116,10 +123,11 @@ class Site:
 
 
 @asynccontextmanager
-async def monitored(folders: Folders, *remotes: Remote, metrics: Any = None) -> AsyncIterator[Site]:
+async def monitored(folders: Folders, *remotes: Remote) -> AsyncIterator[Site]:
     end = server.listening("127.0.0.1:0")
     hub = server.Hub(host_of(folders), remotes)
-    app = server.app(hub, server.Access(TOKEN), lambda id: story(folders, id), metrics)
+    metrics = Tally(lambda positions: Outcomes({folders.logs: "wn01"}, positions))
+    app = server.app(hub, server.Access(TOKEN), lambda id: story(folders, id), collected(metrics, lambda: ()))
     work = asyncio.ensure_future(first_of(hub.watch(), server.serve(end, app)))
     try:
         await until(lambda: hub.host.is_read)
@@ -182,7 +190,7 @@ async def test_wrong_tokens_are_refused_and_after_some_not_even_looked_at_while_
 async def test_a_machine_has_a_story_without_its_secrets_and_with_a_harmless_console(folders: Folders) -> None:
     async with monitored(folders) as site:
         told = json.loads((await site.ask(f"/api/machines/{LIVE}", WITH))[2])
-        assert told["console"] == "<script>alert(1)</script>\nlogin�: �\n"
+        assert told["console"] == "<script>alert(1)</script>\nlogin\\x07: �\n"
         assert "PASSWORD" not in json.dumps(told) and told["request"]["requester"] == "slurm:4711"
         assert [event["state"] for event in told["events"]] == ["preparing", "starting", "running"]
         for id in ("ffffffffffff", "..", "%2e%2e%2flogs", "0123456789AB"):
@@ -202,12 +210,10 @@ async def test_a_browser_gets_nothing_from_outside_and_nothing_can_be_changed(fo
                 path
             )
         assert (await site.ask("/api/view", WITH, "POST"))[0] == 405
-        assert (await site.ask("/metrics"))[0] == 404
 
 
 async def test_prometheus_finds_its_numbers_beside_the_page(folders: Folders) -> None:
-    tally = Tally(lambda positions: Outcomes({folders.logs: "wn01"}, positions))
-    async with monitored(folders, metrics=collected(tally, lambda: ())) as site:
+    async with monitored(folders) as site:
         _, headers, body = await site.ask("/metrics", {"Accept": "application/openmetrics-text; version=1.0.0"})
         assert headers["content-type"].startswith("application/openmetrics-text")
         assert b"belljar_machines_ended_total{" in body and b'cause="boot-failed"' in body
@@ -250,12 +256,10 @@ async def test_a_browser_that_never_reads_is_dropped(folders: Folders, monkeypat
         sock.connect(("127.0.0.1", site.port))
         sock.sendall(b"GET /api/events HTTP/1.1\r\nHost: x\r\n\r\n")
         await until(lambda: site.hub.readers == 1)
-        large = {"about": b"0"}
 
-        def look(*, is_trusted: bool) -> dict[str, bytes]:
-            large["about"] = b'"%s"' % (str(time.monotonic()).encode() * 100_000)
+        def look(*, is_trusted: bool) -> dict[str, str]:
             site.hub.ring()
-            return dict(large)
+            return {"about": str(time.monotonic()) * 100_000}
 
         monkeypatch.setattr(site.hub, "sections", look)
         site.hub.ring()
@@ -316,7 +320,7 @@ async def test_another_node_is_shown_with_its_machines_and_their_stories(folders
 async def test_a_node_that_is_silent_is_shown_as_silent_with_what_it_last_told(
     folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodes, "SILENT", 0.3)
+    monkeypatch.setattr(nodes, "SILENT", 1.0)
     async with monitored(folders) as site:
         remote = Remote(f"http://127.0.0.1:{site.port}", TOKEN)
         watch = asyncio.ensure_future(remote.watch(lambda: None))
@@ -338,8 +342,9 @@ async def test_a_node_with_another_token_says_so_and_what_cannot_be_meant_is_ref
         b"data:{}",
         b"data:[1]",
         b'data:{"node":{"name":"n","living":[{}]}}',
-        b'data:{"node":{"name":"n","counted":7}}',
-        b'data:{"node":{"name":"n","counted":{"causes":{"x":{"machines":1}}}}}',
+        b'data:{"node":{"name":"n","counts":7}}',
+        b'data:{"node":{"name":"n","counts":[["causes","x","machines",1]]}}',
+        b'data:{"node":{"name":"n","counts":[["hours","noon","machines",1]]}}',
         b"data:" + b"[" * 100_000,
     ):
         with pytest.raises(ValueError):
@@ -359,18 +364,19 @@ def test_failures_are_counted_by_cause_and_a_payload_of_its_own_will_is_not_one(
         lost("b" * 12, hint="Ask the site."),
         row("c" * 12, exit_code=3),
         row("d" * 12, cause="cancelled"),
+        row("e" * 12, cause="checkpointed", **{"class": "cancelled"}),
     )
     for line in rows:
         ended = ended_of(line, "wn01")
         assert ended is not None
         counted.count(ended)
-    seen = view([Node("wn01", counted=counted), Node("wn02", counted=counted)], is_trusted=True)
-    assert (seen["totals"]["machines"], seen["totals"]["failed"], seen["users"][0]["machines"]) == (8, 4, 8)
-    assert counted.starts == {"clone": {"2": 2}}
+    seen = view([counted.node("wn01"), counted.node("wn02")], is_trusted=True)
+    assert (seen["totals"]["machines"], seen["totals"]["failed"], seen["users"][0]["machines"]) == (10, 4, 10)
+    assert seen["starts"][0]["spread"] == [(2.0, 6)]
     (failures,) = seen["causes"]
     assert failures["cause"] == "boot-failed: BootTimeout" and failures["count"] == 4
     assert (failures["machine"], failures["hint"]) == ("b" * 12, "Ask the site.")
-    assert "Ask the site." not in json.dumps(view([Node("wn01", counted=counted)], is_trusted=False))
+    assert "Ask the site." not in json.dumps(view([counted.node("wn01")], is_trusted=False))
 
 
 def test_percentiles_are_of_all_starts() -> None:
@@ -407,10 +413,10 @@ async def test_the_first_machine_of_a_host_is_seen_though_there_was_no_folder_fo
     folders.machine(LIVE).mkdir(parents=True)
     await until(lambda: states(host) == {LIVE: "abandoned"})
     tell(folders, "running", at=1.0)
-    await until(lambda: host.nodes()[0].living[0].phases)
+    await until(lambda: host.nodes()[0].living[0].states)
     folders.logs.mkdir()
     Ledger(folders.logs).append(lost(), time.time())
-    await until(lambda: host.nodes()[0].counted.recent)
+    await until(lambda: host.nodes()[0].ended)
     watch.cancel()
 
 
@@ -418,17 +424,18 @@ def states(host: Host) -> dict[str, str]:
     return {machine.id: machine.state for machine in host.nodes()[0].living}
 
 
-async def test_a_row_older_than_the_window_is_not_counted_and_a_machine_that_has_ended_is_not_shown(
+async def test_a_row_older_than_a_day_is_not_counted_and_a_machine_that_has_ended_is_not_shown(
     folders: Folders,
 ) -> None:
-    host = host_of(folders, window=0.5)
+    host = host_of(folders)
+    Ledger(folders.logs).append(lost("d" * 12) | {"ended": time.time() - 90_000}, time.time())
     folders.machine("e" * 12).mkdir()
     (folders.machine("e" * 12) / OUTCOME).write_text('{"ended": 5.0}')
     watch = asyncio.ensure_future(host.watch(lambda: None))
     await until(lambda: host.is_read)
     values = view(host.nodes(), is_trusted=True)
     watch.cancel()
-    assert values["totals"]["machines"] == 0 and [machine["id"] for machine in values["machines"]] == [LIVE]
+    assert values["totals"]["machines"] == 1 and [machine["id"] for machine in values["machines"]] == [LIVE, "f" * 12]
 
 
 def test_a_vacuum_a_bait_and_leases_are_shown_where_there_are_some(tmp_path: Path) -> None:
@@ -437,20 +444,20 @@ def test_a_vacuum_a_bait_and_leases_are_shown_where_there_are_some(tmp_path: Pat
     vacuum.mkdir()
     bait.mkdir()
     verdict = {"machinetype": "lhcb", "hs06": 10.0, "target": 20.0, "why": "it backs off"}
-    status = {"space": "vac01", "factory": "wn01", "cycled": 5.0, "draining": True, "settings_error": "a typo"}
-    (vacuum / "status.json").write_text(json.dumps(status))
+    kept.keep(
+        vacuum / "status.json", Factory("vac01", "wn01", 1, 0.0, 60.0, 5.0, draining=True, settings_error="a typo")
+    )
     (vacuum / "decisions.jsonl").write_text(json.dumps({"verdicts": [verdict]}) + "\n")
     (mode,) = modes(tmp_path)
     assert (mode.name, mode.state, mode.why) == ("wn01 in vac01", "draining", "a typo")
     assert mode.bars == (("lhcb", 10.0, 20.0, "it backs off"),)
     (vacuum / "decisions.jsonl").write_text('{"verdicts": [{"ma')
     assert modes(tmp_path)[0].bars == ()
-    status = {"name": "b", "system": "slurm", "looked": 5.0, "state": "open", "jobs": {"running": 2}}
-    (bait / "status.json").write_text(json.dumps(status))
+    kept.keep(bait / "status.json", Bait("b", "slurm", 1, 0.0, 5.0, jobs={"running": 2}))
     mode = modes(tmp_path)[1]
     assert (mode.kind, mode.name, mode.state, mode.bars) == ("bait", "b of slurm", "open", (("running", 2, None, ""),))
     machine = {"lease": "l-1", "owner": "ada", "image": "el9", "cpus": 2, "ended": None}
-    (mode,) = leases([machine, machine, {**machine, "ended": 5.0}])
+    mode = leased([machine, machine, {**machine, "ended": 5.0}])
     assert mode.bars == (("l-1: ada, el9", 4, None, ""),)
 
 
@@ -462,11 +469,21 @@ def test_a_console_that_is_a_pipe_or_not_there_is_empty(tmp_path: Path) -> None:
 
 
 def test_no_text_of_a_user_steers_the_terminal_that_shows_it() -> None:
-    phases = (("running", time.time() - 5),)
-    machine = Machine(LIVE, "\x1b[2J[red]x", "ada", "el9", "", 1, 1 << 30, "clone", "running", phases)
+    states = (("running", time.time() - 5),)
+    machine = Machine(
+        "", LIVE, name="\x1b[2J[red]x", account="ada", image="el9", cpus=1, state="running", states=states
+    )
     values = view([Node("wn01", (machine,))], is_trusted=True)
     for order in SORTS:
         console = Console(file=io.StringIO(), width=140)
         console.print(screen(values, order, 24))
         shown = console.file.getvalue()  # type: ignore[attr-defined]
         assert "\x1b" not in shown and "[red]x" in shown and "1 machines (1 running)" in shown
+
+
+def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "belljar.monitor.server")
+    monkeypatch.delattr("belljar.monitor.server")
+    assert main(["monitor", "serve"]) == 125
+    assert "the library uvicorn is not installed" in capsys.readouterr().err

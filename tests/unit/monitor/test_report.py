@@ -14,9 +14,10 @@ import pytest
 from tests.unit.monitor.test_outcomes import END, row, write
 
 from belljar.cli import main
+from belljar.errors import CommandFailed
 from belljar.host.privileges import User, as_user
 from belljar.journal import Ledger
-from belljar.monitor import Outcomes, Source
+from belljar.monitor import AskedLedger, Outcomes
 from belljar.monitor.report import report
 
 NOBODY = User(65534, 65534, "nobody", "/nonexistent")
@@ -105,22 +106,20 @@ def of_nobody(folder: Path, *rows: dict[str, Any] | bytes) -> Path:
     return folder
 
 
-def source_of(folder: Path, timeout: float = 30.0) -> Source:
+def ledger_of(folder: Path) -> Ledger:
     """The ledger that nobody may write into."""
 
     def ask(look: Callable[[Ledger], Any]) -> Any:
-        return json.loads(
-            as_user(NOBODY, lambda: json.dumps(look(Ledger(folder))).encode(), timeout=timeout, what="read")
-        )
+        return json.loads(as_user(NOBODY, lambda: json.dumps(look(Ledger(folder))).encode(), timeout=30.0, what="read"))
 
-    return Source("here", "user 65534", folder, "nobody", ask)
+    return AskedLedger(folder, ask)
 
 
 @as_root
 def test_a_users_ledger_is_read_as_the_user_whoever_it_names(tmp_path: Path) -> None:
     folder = of_nobody(tmp_path / "logs", row("a" * 12, account="root"))
-    outcomes = Outcomes({tmp_path / "none": "here"}, users=lambda: [source_of(folder)])
-    assert [(ended.id, ended.user) for ended in outcomes.since(0.0)] == [("a" * 12, "nobody")]
+    outcomes = Outcomes({tmp_path / "none": "here"}, users=lambda: {"nobody": ledger_of(folder)})
+    assert [(ended.id, ended.user) for ended in outcomes.new()] == [("a" * 12, "nobody")]
     assert not list(outcomes.new())
     (folder / "ledger-2026-01.jsonl").unlink()
     assert not list(outcomes.new())
@@ -135,16 +134,16 @@ def test_what_only_root_may_read_a_user_cannot_have_read(tmp_path: Path) -> None
     secret.chmod(0o700)
     (folder / "ledger-2026-01.jsonl").symlink_to(secret / "ledger-2026-01.jsonl")
     own = write(tmp_path / "own", row("a" * 12))
-    outcomes = Outcomes({own: "here"}, users=lambda: [source_of(folder)])
-    assert [ended.id for ended in outcomes.since(0.0)] == ["a" * 12]
+    outcomes = Outcomes({own: "here"}, users=lambda: {"nobody": ledger_of(folder)})
+    assert [ended.id for ended in outcomes.new()] == ["a" * 12]
     assert "Permission denied" in outcomes.troubles["the ledger of nobody"]
 
 
 @as_root
 def test_a_users_ledger_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("belljar.monitor.PART", 2000)
+    monkeypatch.setattr("belljar.monitor.PART", 3)
     folder = of_nobody(tmp_path / "logs", *[row(f"{number:012x}") for number in range(20)])
-    outcomes = Outcomes({tmp_path / "none": "here"}, users=lambda: [source_of(folder)])
+    outcomes = Outcomes({tmp_path / "none": "here"}, users=lambda: {"nobody": ledger_of(folder)})
     assert [int(ended.id, 16) for ended in outcomes.new()] == list(range(20)) and not outcomes.troubles
     outcomes.skip()
     assert not list(outcomes.new())
@@ -152,15 +151,18 @@ def test_a_users_ledger_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("answer", [7, [7], [[7, 7]], [[{}]], {"a": 1}, "text"])
 def test_a_user_may_report_anything(tmp_path: Path, answer: Any) -> None:
-    forged = Source("here", "user 65534", tmp_path, "nobody", lambda look: answer)
-    outcomes = Outcomes({write(tmp_path, row()): "here"}, users=lambda: [forged])
-    assert len(list(outcomes.since(0.0))) == 1 and len(outcomes.troubles) == 1
+    forged = AskedLedger(tmp_path, lambda look: answer)
+    outcomes = Outcomes({write(tmp_path, row()): "here"}, users=lambda: {"nobody": forged})
+    assert len(list(outcomes.new())) == 1 and len(outcomes.troubles) == 1
 
 
-@as_root
-def test_a_ledger_of_one_line_without_end_is_given_up(tmp_path: Path) -> None:
-    folder = of_nobody(tmp_path / "logs", row())
-    os.truncate(folder / "ledger-2026-01.jsonl", 1 << 40)  # a file with a hole
-    outcomes = Outcomes({tmp_path / "none": "here"}, users=lambda: [source_of(folder, 0.3)])
-    assert not list(outcomes.since(0.0))
-    assert outcomes.troubles == {"the ledger of nobody": "read as nobody: not done after 0.3 s"}
+def test_a_users_ledger_that_is_not_read_in_time_is_given_up(tmp_path: Path) -> None:
+    def late(look: object) -> None:
+        raise CommandFailed("read as nobody: not done after 10 s")
+
+    outcomes = Outcomes(
+        {write(tmp_path, row()): "here"}, users=lambda: {"nobody": AskedLedger(tmp_path / "theirs", late)}
+    )
+    assert len(list(outcomes.new())) == 1
+    outcomes.skip()
+    assert outcomes.troubles == {"the ledger of nobody": "read as nobody: not done after 10 s"}

@@ -1,11 +1,9 @@
 """Ended machines as traces, taken by a receiver that speaks OTLP over HTTP."""
 
-import asyncio
 import http.server
 import json
-import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +13,16 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from tests.unit.monitor.test_outcomes import END, row, write
 
 from belljar.cli import main
-from belljar.errors import PositionLost
-from belljar.monitor import Outcomes, ended_of
-from belljar.monitor.spans import Exporter, _resource, laid_out
+from belljar.monitor import ended_of
+from belljar.monitor.spans import _resource
 
 
 class Collector(http.server.ThreadingHTTPServer):
-    """Takes traces as a collector does, or refuses them."""
+    """Takes traces as a collector does, so many requests; refuses others."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.status, self.requests = 200, list[tuple[str, ExportTraceServiceRequest]]()
+        self.most, self.requests = 9, list[tuple[str, ExportTraceServiceRequest]]()
 
     @property
     def spans(self) -> list[Span]:
@@ -40,9 +37,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.server.status == 200:
+        is_taken = len(self.server.requests) < self.server.most
+        if is_taken:
             self.server.requests.append((self.path, ExportTraceServiceRequest.FromString(body)))
-        self.send_response(self.server.status)
+        self.send_response(200 if is_taken else 400)
         self.end_headers()
 
     def log_message(self, *words: Any) -> None:
@@ -99,6 +97,14 @@ def test_a_machine_is_a_trace_with_a_span_for_each_phase(tmp_path: Path, collect
     assert (failed.status.code, failed.status.message) == (Status.STATUS_CODE_ERROR, "the guest never answered")
 
 
+def test_the_time_that_a_template_took_is_told(tmp_path: Path, collector: Collector) -> None:
+    write(tmp_path / "logs", row(phases={"prepare": 9.0, "template": 8.5}))
+    assert send(tmp_path, "--from-start") == 0
+    assert [span.name for span in collector.spans] == ["machine", "prepare"]
+    told = attributes(collector.spans[0].attributes)
+    assert (told["belljar.path"], told["belljar.seconds.template"]) == ("template", 8.5)
+
+
 def test_each_machine_is_sent_once_unless_the_collector_refused_it(
     tmp_path: Path, collector: Collector, capsys: Any
 ) -> None:
@@ -106,10 +112,10 @@ def test_each_machine_is_sent_once_unless_the_collector_refused_it(
     assert send(tmp_path) == 0
     assert json.loads(capsys.readouterr().out) == {"sent": 0}
     write(tmp_path / "logs", row("b" * 12))
-    collector.status = 400
+    collector.most = 0
     assert send(tmp_path) == 125
     assert "1 machines were not taken by the collector" in capsys.readouterr().err
-    collector.status = 200
+    collector.most = 9
     assert send(tmp_path) == 0
     assert json.loads(capsys.readouterr().out) == {"sent": 1}
     assert send(tmp_path) == 0
@@ -117,41 +123,24 @@ def test_each_machine_is_sent_once_unless_the_collector_refused_it(
     assert len(collector.spans) == 7
 
 
-async def test_a_collector_that_refuses_for_a_while_gets_every_machine_later(
-    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch, capsys: Any
+def test_of_many_machines_those_that_were_taken_are_not_sent_again(
+    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("belljar.monitor.spans.AGAIN", 0.05)
     write(tmp_path / "logs", *[row(f"{number:012x}") for number in range(100)])
-    outcomes, kept = Outcomes({tmp_path / "logs": os.uname().nodename}), list[int]()
-    collector.status = 400
-    following = asyncio.ensure_future(Exporter(lambda: kept.append(len(collector.spans))).follow(outcomes))
-    try:
-        async with asyncio.timeout(20):
-            await until(lambda: "60 machines were not taken" in capsys.readouterr().err)
-            assert not collector.spans
-            collector.status = 200
-            await until(lambda: len(collector.spans) == 100 * 7)
-            write(tmp_path / "logs", row("f" * 12))
-            await until(lambda: len(collector.spans) == 101 * 7)
-    finally:
-        following.cancel()
-    assert len({span.trace_id for span in collector.spans}) == 101
-    assert kept[0] == 60 * 7
+    collector.most = 1
+    assert send(tmp_path, "--from-start") == 125
+    assert len(collector.spans) == 60 * 7
+    collector.most = 9
+    assert send(tmp_path) == 0
+    assert len(collector.spans) == 100 * 7 and len({span.trace_id for span in collector.spans}) == 100
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    while not is_so():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
-
-
-async def test_a_ledger_that_was_cut_ends_the_following(tmp_path: Path, collector: Collector) -> None:
+def test_a_ledger_that_was_cut_is_an_error(tmp_path: Path, collector: Collector, capsys: Any) -> None:
     write(tmp_path / "logs", row())
-    following = asyncio.ensure_future(Exporter(lambda: None).follow(Outcomes({tmp_path / "logs": os.uname().nodename})))
-    async with asyncio.timeout(20):
-        await until(lambda: len(collector.spans) == 7)
-        (tmp_path / "logs/ledger-2026-01.jsonl").write_bytes(b"")
-        with pytest.raises(PositionLost):
-            await following
+    assert send(tmp_path, "--from-start") == 0
+    (tmp_path / "logs/ledger-2026-01.jsonl").write_bytes(b"")
+    assert send(tmp_path) == 125
+    assert "had been read up to byte" in capsys.readouterr().err
 
 
 def test_no_row_keeps_those_behind_it_from_being_sent(tmp_path: Path, collector: Collector) -> None:
@@ -214,14 +203,13 @@ def test_phases_are_laid_out_between_begin_and_end() -> None:
     phases = {"prepare": 3.0, "template": 2.0, "start": 1.0, "run": 4.0, "stop": 0.5, "clean": 0.5}
     ended = ended_of(row(phases=phases), "wn01")
     assert ended is not None
-    laid = {name: (begin - ended.started, end - ended.started) for name, begin, end in laid_out(ended)}
+    laid = {name: (begin - ended.started, end - ended.started) for name, begin, end in ended.timeline()}
     assert laid == {
         "prepare": (0, 3),
-        "template": (1, 3),
         "start": (3, 4),
         "run": (4, 8),
         "stop": (8, 8.5),
         "clean": (8.5, 9),
     }
     forged = ended_of(json.loads(json.dumps(row(phases={"prepare": 1e9, "run": 1e9, "stop": 1e9}, ended=0))), "wn01")
-    assert forged is not None and all(begin <= end for _, begin, end in laid_out(forged))
+    assert forged is not None and all(begin <= end for _, begin, end in forged.timeline())

@@ -2,53 +2,67 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from belljar.assembly import Runtime
+from belljar.bait.journal import read_status
 from belljar.cli.lease.asking import DOOR, ask, watched
 from belljar.cli.parser import Args
-from belljar.errors import BelljarError
+from belljar.errors import BelljarError, LibraryMissing
 from belljar.host.privileges import User
 from belljar.jobs import complain
 from belljar.jobs.users import asked_as, users_of
 from belljar.journal import Ledger
 from belljar.model import to_json
-from belljar.monitor import Outcomes, Source, places
-from belljar.monitor.live import Host, living, paths_of, story
-from belljar.monitor.view import Machine, Values
+from belljar.monitor import AskedLedger, Machine, Outcomes, places
+from belljar.monitor.live import Host, living, paths_of, story, tail
+from belljar.monitor.view import Mode, Values
 from belljar.reading import from_json
 from belljar.records import replace
+from belljar.service import kept
 from belljar.service.metrics import Metric
+from belljar.vacuum.factory.state import DECISIONS, STATUS, Status
 
 LEDGER = """--ledger PLACE * @ledgers | DIR or NODE=DIR: `paths.logs` of a node, or a folder with those of many nodes
     | (default: this host's, for root of all users)"""
 SEEN = f"{LEDGER}\n{DOOR}"
-Reader = Callable[[Mapping[str, str]], Outcomes]
-MOST, LARGEST = 500, 4096  # of one user: machines; characters of one
+MOST = 500  # machines of one user
+LAST = 1 << 18  # bytes in which the last decision of a vacuum is
 
 
-def reader(args: Args, runtime: Runtime) -> Reader:
-    """Makes readers of the ledgers that the verb's options name. Raises BadOption."""
+def reader(args: Args, runtime: Runtime, since: float = 0.0) -> Callable[[Mapping[str, str]], Outcomes]:
+    """Makes readers, by the positions they begin at, of the ledgers that the verb's options name. Raises BadOption."""
     chosen = places(args.ledgers, runtime.folders.logs, os.uname().nodename)
 
-    def users() -> list[Source]:
-        return [] if args.ledgers else [_source(runtime, user) for user in users_of(runtime)]
+    def users() -> dict[str, Ledger]:
+        return {} if args.ledgers else {user.name: _ledger(runtime, user) for user in users_of(runtime)}
 
-    return lambda positions: Outcomes(chosen, positions, users)
+    return lambda positions: Outcomes(chosen, positions, users, since)
 
 
-def _source(runtime: Runtime, user: User) -> Source:
-    """A user's own ledger."""
+def _ledger(runtime: Runtime, user: User) -> Ledger:
+    """A user's own."""
 
     def ask(look: Callable[[Ledger], Any]) -> Any:
         return asked_as(runtime, user, lambda theirs: look(Ledger(theirs.folders.logs)), what="read the ledger")
 
-    folder = runtime.of_user(user.uid, user.home).folders.logs
-    return Source(os.uname().nodename, f"user {user.uid}", folder, user.name, ask)
+    return AskedLedger(runtime.of_user(user.uid, user.home).folders.logs, ask)
+
+
+@contextmanager
+def libraries() -> Iterator[None]:
+    """For the import of modules that need any. Raises LibraryMissing."""
+    try:
+        yield
+    except ImportError as exc:
+        raise LibraryMissing(f"the monitor: the library {exc.name} is not installed") from exc
 
 
 def complain_of(outcomes: Outcomes) -> None:
@@ -104,28 +118,46 @@ def _numbers(runtime: Runtime) -> dict[str, float]:
 
 def host_of(args: Args, runtime: Runtime) -> Host:
     """This host, for a verb with LEDGER and --door."""
-    read, folders = reader(args, runtime), runtime.folders
     leased = (lambda: leases(args.door)) if args.door.exists() else lambda: iter(())
-    return Host(os.uname().nodename, folders.store, lambda: look(runtime), lambda: read({}), leased)
+
+    def outcomes(since: float) -> Outcomes:
+        return reader(args, runtime, since)({})
+
+    return Host(os.uname().nodename, lambda: look(runtime), outcomes, leased)
 
 
-def look(runtime: Runtime) -> tuple[list[Machine], set[Path]]:
-    """The machines that live on this host, for root those of all its users, and the paths by which a change shows."""
+def look(runtime: Runtime) -> tuple[list[Machine], list[Mode], set[Path]]:
+    """The machines that live on this host, for root those of all its users, its vacuum and bait, and the paths by which a change shows."""
     node = runtime.settings.paths.node
     machines, paths = living(runtime.machines.living()), {node} if node else set[Path]()
     paths |= paths_of(runtime.folders, machines)
     for user in users_of(runtime):
-        theirs, rows = list[Machine](), list[object]()
-        with suppress(BelljarError):
+        theirs = list[Machine]()
+        with suppress(BelljarError, ValueError):  # a user may say anything
             rows = asked_as(
                 runtime, user, lambda theirs: to_json(living(theirs.machines.living())), what="list machines"
             )
-        for row in rows[:MOST] if isinstance(rows, list) else ():
-            with suppress(ValueError):  # a user may say anything
-                theirs += [replace(from_json(Machine, row), user=user.name)] if len(str(row)) < LARGEST else []
+            theirs = [replace(machine, account=user.name) for machine in from_json(tuple[Machine, ...], rows)[:MOST]]
         paths |= paths_of(runtime.of_user(user.uid, user.home).folders, theirs)
         machines += theirs
-    return machines, paths
+    return machines, modes(runtime.folders.store), paths
+
+
+def modes(store: Path) -> list[Mode]:
+    """The vacuum, with the shares of its last decision, and the bait, with its jobs by state, that keep their files here."""
+    folder, modes, verdicts = store / "vacuum", list[Mode](), list[Values]()
+    if vacuum := kept.read(folder / STATUS, Status):
+        with suppress(ValueError, IndexError):
+            verdicts = json.loads(tail(folder / f"{DECISIONS}.jsonl", LAST).splitlines()[-1])["verdicts"]
+        shares = tuple((of["machinetype"], of["hs06"], of["target"], of["why"]) for of in verdicts)
+        name, state = f"{vacuum.factory} in {vacuum.space}", "draining" if vacuum.draining else "running"
+        why = vacuum.error or vacuum.settings_error
+        modes.append(Mode("vacuum", name, state, why, "HS06", vacuum.cycled, shares))
+    if bait := read_status(store / "bait"):
+        name, why = f"{bait.name} of {bait.system}", bait.error or bait.why or bait.waits
+        jobs = tuple((state, float(count), None, "") for state, count in bait.jobs.items())
+        modes.append(Mode("bait", name, bait.state, why, "jobs", bait.looked, jobs))
+    return modes
 
 
 def tell(runtime: Runtime, id: str) -> Values | None:
@@ -138,7 +170,17 @@ def tell(runtime: Runtime, id: str) -> Values | None:
     return None
 
 
-def leases(door: Path) -> Iterator[list[Values]]:
-    """Machines of all leases, as root or as the service's account may ask."""
+def leases(door: Path) -> Iterator[Mode]:
+    """The leases, as root or as the service's account may ask, whenever there may be news."""
     for _ in watched(door, "status", 0):
-        yield ask(door, "usage", all=True, back=1.0)["machines"]
+        yield leased(ask(door, "usage", all=True, back=1.0)["machines"])
+
+
+def leased(machines: Iterable[Values]) -> Mode:
+    """Of the machines that a lease service accounts for, the processors of those that run, by lease."""
+    cpus = Counter[str]()
+    for machine in machines:
+        if machine["ended"] is None:
+            cpus[f"{machine['lease']}: {machine['owner']}, {machine['image']}"] += machine["cpus"]
+    bars = tuple((name, number, None, "") for name, number in cpus.items())
+    return Mode("lease", "", "running", "", "cpus", time.time(), bars)

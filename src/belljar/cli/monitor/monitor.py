@@ -9,22 +9,20 @@ from pathlib import Path
 from secrets import token_urlsafe
 
 from belljar.assembly import Runtime
-from belljar.cli.monitor import LEDGER, SEEN, complain_of, host_metrics, host_of, reader, tell
+from belljar.cli.monitor import LEDGER, SEEN, complain_of, host_metrics, host_of, libraries, reader, tell
 from belljar.cli.parser import Args, Verb, acts
 from belljar.cli.render import as_json, duration, show
-from belljar.errors import BadOption, LibraryMissing
+from belljar.errors import BadOption
 from belljar.host.files import private_folder, read_secret, write_whole
 from belljar.host.locks import locked
-from belljar.monitor.report import BY, COUNTS, TIMES, plot, report
+from belljar.monitor.report import BY, plot, report
 from belljar.service import kept
 
 
 def serve(args: Args, runtime: Runtime) -> None:
-    try:
+    with libraries():
         from belljar.monitor import server
-    except ImportError as exc:
-        raise LibraryMissing(f"the page: the library {exc.name} is not installed") from exc
-    from belljar.monitor.metrics import Tally, collected
+        from belljar.monitor.metrics import Tally, collected
     from belljar.monitor.nodes import Remote
     from belljar.service.systemd import serving
 
@@ -52,15 +50,15 @@ def token_file(args: Args, runtime: Runtime) -> Path:
 
 
 def textfile(args: Args, runtime: Runtime) -> None:
-    from belljar.monitor.metrics import write_textfile
-
+    with libraries():
+        from belljar.monitor.metrics import write_textfile
     state = args.state or _own(runtime, "textfile.json")
     write_textfile(args.file, state, reader(args, runtime), lambda: host_metrics(runtime))
 
 
 def spans(args: Args, runtime: Runtime) -> None:
-    from belljar.monitor.spans import Exporter
-
+    with libraries():
+        from belljar.monitor.spans import send_new
     if not any(os.environ.get(name) for name in ENDPOINTS):
         hint = "Such as http://127.0.0.1:4318, where a collector takes OTLP."
         raise BadOption(f"spans: {ENDPOINTS[0]} is not set", hint=hint)
@@ -68,12 +66,9 @@ def spans(args: Args, runtime: Runtime) -> None:
     with locked(state.with_name(f"{state.name}.lock"), timeout=PATIENCE, what="send spans"):
         before = kept.read(state, dict[str, str])
         outcomes = reader(args, runtime)(before or {})
-        exporter = Exporter(lambda: kept.keep(state, outcomes.positions))
         if before is None and not args.from_start:
             outcomes.skip()
-        if args.follow:
-            asyncio.run(exporter.follow(outcomes))
-        sent = exporter.send_new(outcomes)
+        sent = send_new(outcomes, lambda: kept.keep(state, outcomes.positions))
     show({"sent": sent}, ("MACHINES SENT",), [(sent,)], as_=args.format)
     complain_of(outcomes)
 
@@ -103,12 +98,12 @@ def _own(runtime: Runtime, name: str) -> Path:
 
 
 def report_(args: Args, runtime: Runtime) -> None:
-    outcomes = reader(args, runtime)({})
-    groups = report(outcomes.since(time.time() - args.since if args.since else 0.0), args.by)
+    outcomes = reader(args, runtime, time.time() - args.since if args.since else 0.0)({})
+    groups = report(outcomes.new(), args.by)
     if args.plot is not None:
         plot(groups, args.by, args.plot)
-    heads = [column.replace("_", " ").upper() for column in (args.by, *COUNTS, *TIMES)]
-    rows = [[duration(value) if name in TIMES else value for name, value in group.items()] for group in groups]
+    heads = [column.replace("_", " ").upper() for column in groups[0]] if groups else []
+    rows = [[duration(cell) if isinstance(cell, float) else cell for cell in group.values()] for group in groups]
     show(groups, heads, rows, as_=args.format)
     complain_of(outcomes)
 
@@ -125,7 +120,6 @@ ROWS = f"""
 # textfile +ledger +state | write all metrics into a file for node_exporter's textfile collector: from cron, or a timer
 FILE | such as /var/lib/prometheus/node-exporter/belljar.prom; replaced as a whole
 # spans +ledger +state +format | send the machines that ended as OpenTelemetry traces, by OTLP over HTTP, to where OTEL_EXPORTER_OTLP_ENDPOINT says
--f --follow | go on with each machine that ends, until interrupted
 --from-start | begin with all machines of the ledgers (default: with those that end from now on)
 # glue2 | describe this host's images as GLUE 2 execution environments, for a site's information system
 --service ID | of the computing service they belong to (default: made of this host's name)
