@@ -6,7 +6,7 @@ import pytest
 from tests.unit.bait.moves import MOVES
 
 from belljar.bait import Settings
-from belljar.bait.decisions.advance import HANDLERS, UNFIT, next_step
+from belljar.bait.decisions.advance import AFTER, HANDLERS, UNFIT, next_step
 from belljar.bait.decisions.decide import asked_of
 from belljar.bait.decisions.leaving import recover
 from belljar.bait.decisions.step import ASKED_FOR, MOVED, QUIET, Act, Do, Entry, Seen, State
@@ -35,7 +35,7 @@ THERE = replace(JOB, on=(node_of("0" * 12),))
 
 
 def test_every_state_but_the_last_has_a_handler() -> None:
-    assert set(HANDLERS) == set(State) - {S.CLOSED}
+    assert {*HANDLERS, *AFTER} == set(State) - {S.CLOSED}
 
 
 @pytest.mark.parametrize("state", [one for one in State if one is not S.CLOSED])

@@ -252,14 +252,16 @@ def test_while_the_job_runs_on_its_node_the_note_means_nothing() -> None:
 
 def test_a_part_that_fails_is_told_to_its_leader_until_that_has_seen_it() -> None:
     late = next_step(part(S.VM_BOOTING), seen(now=SECOND.join + 1), SECOND).entry
-    assert late.state is S.FINISHED and late.why == "it did not join within 300 s"
+    assert late.state is S.FINISHED and late.why == "a machine did not join within 300 s"
     told = next_step(late, seen(now=400.0), SECOND).acts[0]
-    assert told == Act(Do.NOTE, f"{NOTE.removeprefix('belljar: ')} failed={'b' * 12} it did not join within 300 s")
+    assert told == Act(
+        Do.NOTE, f"{NOTE.removeprefix('belljar: ')} failed={'b' * 12} a machine did not join within 300 s"
+    )
     note = f"belljar: {told.of}"
     leading = Entry("7", S.VM_BOOTING, 0.0, ("a" * 12, "b" * 12), on=NAMES)
     ready = replace(seen(replace(HELD, note=note), lives=False), machines=frozenset({"a" * 12}))
     failed = next_step(leading, ready, SETTINGS).entry
-    assert (failed.state, failed.why) == (S.REPROCESS, "elsewhere: bait2: it did not join within 300 s")
+    assert (failed.state, failed.why) == (S.REPROCESS, "elsewhere: bait2: a machine did not join within 300 s")
     back = next_step(failed, ready, SETTINGS)
     assert back.acts[0] == Act(Do.NOTE, failed.why) and Act(Do.END, "a" * 12) in back.acts
     assert next_step(late, seen(replace(HELD, note=note), 400.0, lives=False), SECOND).entry.state is S.CLOSED

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 
-from belljar.bait import Settings
-from belljar.pool import JobState, JobView, NodeState, NodeView, machine_of, node_of
+from belljar.pool import JobView, NodeState, NodeView, machine_of, node_of
 from belljar.records import dataclass, field, replace
 
 ASKED_FOR = 900.0  # seconds in which a machine is claimed: fetching its image counts
@@ -163,35 +162,7 @@ class Step:
     acts: tuple[Act, ...] = ()
 
 
-Handler = Callable[[Entry, JobView | None, Seen, Settings], Step]
-OfJob = Callable[[Entry, JobView, Seen, Settings], Step]
-
-
 def to(entry: Entry, state: State, seen: Seen, why: str = "") -> Step:
     """Into that state, now. Machines that failed a job serve no other."""
     terms = None if state in (S.LOST, S.REPROCESS) else entry.terms
     return Step(replace(entry, state=state, since=seen.now, why=why, terms=terms))
-
-
-def of_job(handler: OfJob) -> Handler:
-    """This handler while the batch system says what the job does; else the answer is the same in all states."""
-
-    def step(entry: Entry, job: JobView | None, seen: Seen, settings: Settings) -> Step:
-        if job is None:
-            return _missed(entry, seen, settings)
-        entry = replace(entry, missing_since=None)
-        if job.state is JobState.UNKNOWN:
-            return Step(entry)
-        if job.state is JobState.ENDED:
-            return to(entry, S.FINISHED, seen, entry.why)
-        return handler(entry, job, seen, settings)
-
-    return step
-
-
-def _missed(entry: Entry, seen: Seen, settings: Settings) -> Step:
-    """The batch system did not name this job. One such answer does not say that it is gone: just restarted, it may not know it yet."""
-    since = seen.now if entry.missing_since is None else entry.missing_since
-    if seen.now - since >= settings.gone_after:
-        return to(entry, S.FINISHED, seen, "the batch system no longer knows it")
-    return Step(replace(entry, missing_since=since))
