@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -159,29 +160,32 @@ class Daemon:
     # -- one look ------------------------------------------------------------------------------------------------------
 
     async def look(self) -> bool:
-        """See, decide, write down, act. True: something was done, or is under way."""
+        """See, decide, write down, act. True: something was done, or is under way. Without the batch system's answer nothing is begun or
+        ended."""
         async with self._looking:
-            seen = await self._see()
-            done = [await self._go_on(job, seen) for job in tuple(self.journal.entries)]
-            mark, there = feature_of(self.settings.name), (seen.nodes or {}).values()
-            ours = frozenset(node.name for node in there if mark in node.features)
-            for act in recover(self.journal.entries.values(), seen, ours):
-                done.append(True)
-                self._tell("cleaning up", act=act.do.value, of=act.of)
-                await self._acts.do(act, None)
-            if seen.jobs is not None and seen.nodes is not None:
+            done = list[bool]()
+            if (seen := await self._see()) is not None:
+                done += [await self._go_on(job, seen) for job in tuple(self.journal.entries)]
+                mark = feature_of(self.settings.name)
+                ours = frozenset(node.name for node in seen.nodes.values() if mark in node.features)
+                for act in recover(self.journal.entries.values(), seen, ours):
+                    done.append(True)
+                    self._tell("cleaning up", act=act.do.value, of=act.of)
+                    await self._acts.do(act, None)
                 await self._take_untold(seen.jobs)
                 await self._gather(seen.jobs)
-                done.append(await self._serve_next(seen, seen.jobs, seen.nodes))
+                done.append(await self._serve_next(seen))
+                done += [is_moving(entry, seen.machines) for entry in self.journal.entries.values()]
             self._write_status(seen)
-            return any(done) or any(is_moving(entry, seen.machines) for entry in self.journal.entries.values())
+            return any(done)
 
-    async def _see(self) -> Seen:
+    async def _see(self) -> Seen | None:
         machines = await in_thread(self._keeper.living)
         asked = self._ask("nodes", self._pool.query_nodes(), self._pool.nodes)
         nodes, jobs = await asyncio.gather(asked, self._jobs())
-        if jobs and nodes:
-            jobs = decide.as_given(decide.as_here(jobs, nodes, self.settings.names), self.journal.entries)
+        if nodes is None or jobs is None:
+            return None
+        jobs = decide.as_given(decide.as_here(jobs, nodes, self.settings.names), self.journal.entries)
         entries = self.journal.entries.values()
         in_use = frozenset(id for entry in entries for id in entry.machines)
         for id in in_use - machines - self._acts.ended.keys() - self._acts.working.keys():
@@ -189,10 +193,9 @@ class Daemon:
                 self._acts.ended[id] = why
         idle = frozenset(id for entry in entries if entry.state in KEEPING for id in entry.machines)
         self._acts.forget(machines, in_use, idle)
-        named = self._named(jobs or {}, nodes or {} if jobs is not None else {})
         return Seen(
             self._clock(), jobs, nodes, machines, ended=self._acts.ended, proved=self._acts.proved, node=self._pool.name_of,
-            machine=self._pool.machine_of, named=named, saves=self._pool.saves,
+            machine=self._pool.machine_of, named=self._named(jobs, nodes), saves=self._pool.saves,
         )  # fmt: skip
 
     def _named(self, jobs: Mapping[str, JobView], nodes: Mapping[str, NodeView]) -> frozenset[str]:
@@ -248,7 +251,7 @@ class Daemon:
                 self._write(after)
             self._count(entry, after)
             for act in step.acts:
-                await self._act(act, after, seen.jobs or {})
+                await self._act(act, after, seen.jobs)
             is_moving = is_moving or bool(step.acts) or after.state is not entry.state
             if step.acts or after.state is State.CLOSED:
                 break
@@ -277,11 +280,11 @@ class Daemon:
             if after.state is State.REPROCESS or (has_failed and not after.leads):
                 self.faults = decide.Faults(self.faults.count + 1, self._clock())
 
-    async def _serve_next(self, seen: Seen, jobs: Mapping[str, JobView], nodes: Mapping[str, NodeView]) -> bool:
+    async def _serve_next(self, seen: Seen) -> bool:
         """One job's turn, and the bait's own state."""
-        entries, settings = self.journal.entries, self.settings
+        entries, settings, jobs = self.journal.entries, self.settings, seen.jobs
         starting = [entry for entry in entries.values() if entry.state in STARTING and entry.job in jobs]
-        room = await self._room(starting, seen, jobs)
+        room = await self._room(starting, seen)
         free = cache.with_kept(room, entries.values())
         bait = decide.bait_now(order(self.folder), free, self.faults, settings, seen.now, starting=bool(starting))
         turn = decide.Turn()
@@ -300,15 +303,15 @@ class Daemon:
             turn = self._give(turn, jobs[turn.first], room, seen)
         for job in filter(None, (turn.job, *turn.ending)):
             await self._go_on(job, seen)
-        await self._acts.show(bait, nodes)
+        await self._acts.show(bait, seen.nodes)
         self.status = replace(self.status, state=bait.state.value, why=bait.why, waits=turn.why)
         return bool(turn.job or turn.wrong or turn.ending or invited)
 
-    async def _room(self, starting: list[Entry], seen: Seen, jobs: Mapping[str, JobView]) -> decide.Room:
+    async def _room(self, starting: list[Entry], seen: Seen) -> decide.Room:
         """What is free of this host, without what machines take that are not claimed yet."""
         cpus = memory = 0
         for entry in starting:
-            size = decide.size_of(jobs[entry.job], self.settings)
+            size = decide.size_of(seen.jobs[entry.job], self.settings)
             count = len(set(entry.here(self.settings.names)) - seen.machines)
             cpus, memory = cpus + size.cpus * count, memory + size.memory * count
         room = await in_thread(lambda: self._keeper.room(cpus))
@@ -317,7 +320,7 @@ class Daemon:
     def _give(self, turn: decide.Turn, job: JobView, room: decide.Room, seen: Seen) -> decide.Turn:
         """Machines to the job whose turn it is: new ones by their names, or kept ones, which change hands in one line."""
         entries, settings, entry, now = self.journal.entries, self.settings, self.journal.entries[job.id], seen.now
-        terms = None
+        terms, size = "", decide.size_of(job, settings)
         if settings.cache != NEVER and set(entry.on) <= set(settings.names):
             terms = cache.terms_of(job, self._keeper.image(job), settings)
         turn = cache.with_machines(turn, entries.values(), terms, decide.share_of(entry, job, settings), room)
@@ -325,22 +328,29 @@ class Daemon:
             self._write(replace(entries[name], state=State.FINISHED, since=now, why=f"job {job.id} needs its room"))
         if turn.kept:
             kept = entries[turn.kept]
-            mine = replace(entry, state=State.VM_BOOTING, machines=kept.machines, uses=kept.uses + 1, born=kept.born)
+            mine = replace(
+                entry,
+                state=State.VM_BOOTING,
+                machines=kept.machines,
+                takes=kept.takes,
+                uses=kept.uses + 1,
+                born=kept.born,
+            )
             kept = replace(kept, state=State.CLOSED, machines=(), why=f"job {job.id} has its machines")
             self._write(replace(mine, since=now, why="", asked=decide.asked_of(job), terms=terms, on=()), kept)
         elif turn.job:
-            machines = self._new_machines(decide.size_of(job, settings).count, seen)
+            machines = self._new_machines(size.count, seen)
             if not all(machines):
                 return replace(turn, job="", why=f"{job.id} waits for a name: all of `nodes` are in use")
             entry = replace(entry, state=State.VM_REQUESTED, machines=machines, asked=decide.asked_of(job), terms=terms)
-            on = entry.on if len(entry.on) == len(machines) else ()
-            self._write(replace(entry, since=now, why="", on=on, uses=0, born=now))
+            on, takes = entry.on if len(entry.on) == len(machines) else (), (size.all_cpus, size.all_memory)
+            self._write(replace(entry, since=now, why="", on=on, takes=takes, uses=0, born=now))
         return turn
 
     def _new_machines(self, count: int, seen: Seen) -> tuple[str, ...]:
         """Their ids; "" where no name is left."""
         known = {id for entry in self.journal.entries.values() for id in entry.machines} | seen.machines
-        machines, nodes = list[str](), {*map(seen.node, known), *(seen.nodes or {})}
+        machines, nodes = list[str](), {*map(seen.node, known), *seen.nodes}
         for _ in range(count):
             machines.append(self._pool.new_machine(nodes))
             nodes.add(seen.node(machines[-1]))
@@ -360,13 +370,13 @@ class Daemon:
             if entry.state is State.CLOSED:
                 self._troubles.now.pop(f"job {entry.job}", None)
 
-    def _write_status(self, seen: Seen) -> None:
-        states, views = [entry.state.value for entry in self.journal.entries.values()], seen.nodes or {}
-        name_of = self._pool.name_of
-        names = {id: name_of(id) for entry in self.journal.entries.values() for id in entry.machines}
-        nodes = {name: views[name].state.value if name in views else "" for name in names.values()}
-        self.status = replace(
-            self.status, looked=seen.now, jobs={state: states.count(state) for state in states}, nodes=nodes, names=names,
-            error=self._troubles.now.get("batch system", ""), faults=self.faults.count, failed=self.faults.at,
-        )  # fmt: skip
+    def _write_status(self, seen: Seen | None) -> None:
+        error, faults = self._troubles.now.get("batch system", ""), self.faults
+        self.status = replace(self.status, looked=self._clock(), error=error, faults=faults.count, failed=faults.at)
+        if seen is not None:
+            entries = self.journal.entries.values()
+            names = {id: seen.node(id) for entry in entries for id in entry.machines}
+            nodes = {name: seen.nodes[name].state.value if name in seen.nodes else "" for name in names.values()}
+            jobs = dict(Counter(entry.state.value for entry in entries))
+            self.status = replace(self.status, jobs=jobs, nodes=nodes, names=names)
         show_status(self.folder, self.status)

@@ -38,14 +38,6 @@ def test_every_state_but_the_last_has_a_handler() -> None:
     assert {*HANDLERS, *AFTER} == set(State) - {S.CLOSED}
 
 
-@pytest.mark.parametrize("state", [one for one in State if one is not S.CLOSED])
-def test_a_batch_system_that_does_not_answer_means_nothing(state: State) -> None:
-    for silent in (replace(seen(), jobs=None), replace(seen(), nodes=None)):
-        assert next_step(entry(state), silent, SETTINGS) == next_step(entry(state), silent, SETTINGS)
-        assert next_step(entry(state), silent, SETTINGS).acts == ()
-        assert next_step(entry(state), silent, SETTINGS).entry == entry(state)
-
-
 @pytest.mark.parametrize("state", [one for one in State if one not in (S.CLOSED, S.FINISHED)])
 def test_a_job_that_is_cancelled_is_finished_in_every_state(state: State) -> None:
     assert next_step(entry(state), seen(job=ENDED), SETTINGS).entry.state is S.FINISHED

@@ -291,8 +291,6 @@ AFTER: dict[State, Callable[[Entry, JobView | None, Seen, Settings], Step]] = {
 
 def next_step(entry: Entry, seen: Seen, settings: Settings) -> Step:
     """One step. Called again and again, with what is seen then."""
-    if seen.jobs is None or seen.nodes is None:
-        return Step(entry)
     job = seen.jobs.get(entry.job)
     if entry.state in AFTER:
         return AFTER[entry.state](entry, job, seen, settings)

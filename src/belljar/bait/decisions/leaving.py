@@ -41,8 +41,6 @@ def but_waits(acts: Iterable[Act]) -> tuple[Act, ...]:
 def recover(entries: Iterable[Entry], seen: Seen, ours: frozenset[str]) -> tuple[Act, ...]:
     """For machines and nodes of ours that no entry names: the journal was lost, or a machine joined under a name that is not its
     own. *ours*: nodes with this bait's own feature."""
-    if seen.nodes is None or seen.jobs is None:
-        return ()
     known = {machine for entry in entries for machine in entry.machines}
     ours -= {seen.node(machine) for machine in known}
     strays = {seen.machine(node) for node in ours - set(map(seen.node, seen.machines))} | seen.machines

@@ -32,7 +32,7 @@ def invitation(
     entries: Mapping[str, Entry], seen: Seen, bait: Bait, room: Room, settings: Settings, judge: Judge
 ) -> Invitation | None:
     """The first job that has a part here, and nothing yet. One for which there is no room now waits until its leader gives up."""
-    for job in (seen.jobs or {}).values():
+    for job in seen.jobs.values():
         parts = read(job.note)
         own = parts.of(settings.names)
         if not own or job.state is not JobState.HELD or job.id in entries or parts.failed:
