@@ -31,6 +31,9 @@ NEVER, SAME_USER, SAME_GROUP = "never", "same-user", "same-group"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 WORD = Form(_NAME, "cannot be a name", "letters, digits, `.`, `_` and `-`")
 NODE = Form(f"{_NAME}(@{_NAME})?", WORD.otherwise, WORD.as_in)  # a bait may be a queue on a host
+ON_HOSTS = Form(
+    rf"\S+\s*->(\s*{_NAME})(\s+{_NAME})*\s*", "is not NODES -> HOST HOST", 'as in "cloud[1-4] -> wn01 wn02"'
+)
 BRIDGE = Form(r"[A-Za-z0-9._-]{1,15}", "is not the name of a bridge", 'as in networks = { open = "br0" }')
 
 
@@ -61,7 +64,9 @@ class Settings:
     min_memory: int = setting(1 * GIB, "closed with less free memory", unit="bytes", minimum=0)
     min_disk: int = setting(2 * GIB, "closed with less free disk below `paths.scratch`", unit="bytes", minimum=0)
     min_bandwidth: int = setting(0, "closed with less free bandwidth a second; 0: any", unit="bytes", minimum=0)
-    placement: tuple[str, ...] = setting((), "cloud nodes on other hosts: `NODES -> HOST HOST`, in this order")
+    placement: tuple[str, ...] = setting(
+        (), "cloud nodes on other hosts: `NODES -> HOST HOST`, in this order", form=ON_HOSTS
+    )
     reach: tuple[str, ...] = setting(
         ("ssh", "-oBatchMode=yes", "-oConnectTimeout=10", "{host}", "belljar"), "the command for belljar on such a host"
     )

@@ -49,30 +49,29 @@ class Acts:
         self._made = set[str]()  # machines that a look may not have seen yet
         self._ending: dict[str, float] = {}  # when each machine was last told to end
 
-    async def do(self, act: Act, job: JobView | None, entry: Entry | None = None) -> None:
-        pool, settings = self._pool, self._settings
-        why = (entry.why if entry else "") or OVER
-        if act.do is Do.START:
-            if job is not None and act.of not in self._made:
-                self._beside(act.of, self._start(job, act.of))
-        elif act.do is Do.PROVE:
-            self._beside(act.of, self._prove(act.of))
-        elif act.do is Do.ADMIT and job is not None:
-            self._beside(act.of, self._admit(job, act.of))
+    async def do(self, act: Act, job: JobView | None, entry: Entry) -> None:
+        pool, settings, of, why = self._pool, self._settings, act.of, entry.why or OVER
+        if act.do is Do.PROVE:
+            self._beside(of, self._prove(of))
         elif act.do is Do.END:
-            if self._clock() - self._ending.get(act.of, 0.0) > END_AGAIN:
-                self._ending[act.of] = self._clock()
-                await in_thread(lambda: self._keeper.end(act.of))
+            if self._clock() - self._ending.get(of, 0.0) > END_AGAIN:
+                self._ending[of] = self._clock()
+                await in_thread(lambda: self._keeper.end(of))
         elif act.do is Do.CLOSE:
-            await self.run(pool.close(act.of, why), act.of)
+            await self.run(pool.close(of, why), of)
         elif act.do is Do.LOSE:
-            await self.run_all(pool.lose(act.of, why), act.of)
+            await self.run_all(pool.lose(of, why), of)
         elif act.do is Do.REMOVE:
-            unpin = self._unpin(job, entry) if job and entry and job.state is JobState.HELD else ()
-            if all([await self.run(argv, act.of) for argv in unpin]):
-                for argv in pool.remove(act.of):
-                    await self.run(argv, act.of)
-        elif job is not None and entry is not None:
+            unpin = self._unpin(job, entry) if job and job.state is JobState.HELD else ()
+            if all([await self.run(argv, of) for argv in unpin]):
+                for argv in pool.remove(of):
+                    await self.run(argv, of)
+        elif act.do is Do.START and job is not None:
+            if of not in self._made:
+                self._beside(of, self._start(job, of))
+        elif act.do is Do.ADMIT and job is not None:
+            self._beside(of, self._admit(job, of))
+        elif job is not None:
             members = tuple(map(pool.name_of, entry.machines))
             back = partial(pool.give_back, job, entry.home, settings.delay)
             is_home = job.queue != settings.queue
@@ -83,7 +82,7 @@ class Acts:
                 Do.GIVE_BACK: lambda: (*back(stays_held=entry.stays_held), pool.note(job, entry.why)),
                 Do.REFUSE: lambda: (*(() if is_home else back(stays_held=True)), pool.refuse(job, entry.why)),
                 Do.UNPIN: lambda: self._unpin(job, entry),
-                Do.NOTE: lambda: (pool.note(job, act.of),),
+                Do.NOTE: lambda: (pool.note(job, of),),
                 Do.FORCE_END: lambda: (pool.force_end(job.id),),
             }
             if act.do in RELEASES:

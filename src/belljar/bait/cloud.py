@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -39,7 +38,6 @@ LOCK, PLACED = "lock", "placed.json"
 LOOK = 30.0  # seconds a host has to say which nodes it has
 MOST = 1 << 20  # bytes of an answer
 FAILED = "failed: "
-HOST = re.compile("[A-Za-z0-9][A-Za-z0-9._-]*")
 Ask = Callable[[tuple[str, ...], float], Awaitable[Finished]]  # a command, whatever its exit code
 Names = Callable[[str], Awaitable[list[str]]]  # of a hostlist
 
@@ -96,8 +94,9 @@ def request_for(
     account = account_of(job) if job is not None else ()
     member = Member(name, max(node.cpus, 1), node.memory, (), account, "\n".join(settings.hosts), is_known=True)
     labels = {CLOUD: name, "owner": job.owner if job else "", "bait-job": job.id if job else ""}
+    asks, network = f"node:{name}", job.network if job else ""
     return joining_request(
-        member, image, settings, pool, shares, labels, network=job.network if job else "", requester=f"node:{name}"
+        member, settings, pool, network=network, image=image, shares=shares, labels=labels, requester=asks
     )
 
 
@@ -250,8 +249,11 @@ class Placement:
 
     async def _rules(self) -> dict[str, tuple[str, ...]]:
         """node -> its hosts, in order. The first line that names a node counts."""
-        lines = [(await self._names(nodes), hosts) for nodes, hosts in map(rule, self._settings.placement)]
-        return {name: hosts for names, hosts in reversed(lines) for name in names}
+        rules = dict[str, tuple[str, ...]]()
+        for line in reversed(self._settings.placement):
+            nodes, _, hosts = line.partition("->")
+            rules |= dict.fromkeys(await self._names(nodes.strip()), tuple(hosts.split()))
+        return rules
 
     def _placed(self) -> dict[str, str]:
         """node -> the host to which it was sent last."""
@@ -264,12 +266,3 @@ class Placement:
 
     def _write(self, nodes: Mapping[str, str]) -> None:
         kept.keep(self._folder / PLACED, {"nodes": dict(nodes)}, durable=True)
-
-
-def rule(line: str) -> tuple[str, tuple[str, ...]]:
-    """`NODES -> HOST HOST`: a hostlist, and hosts in their order. Raises ValueError."""
-    nodes, arrow, hosts = line.partition("->")
-    words = tuple(hosts.split())
-    if not arrow or len(nodes.split()) != 1 or not words or not all(map(HOST.fullmatch, words)):
-        raise ValueError(f"{line[:80]!r} is not NODES -> HOST HOST")
-    return nodes.strip(), words

@@ -171,7 +171,7 @@ class Daemon:
                 for act in recover(self.journal.entries.values(), seen, ours):
                     done.append(True)
                     self._tell("cleaning up", act=act.do.value, of=act.of)
-                    await self._acts.do(act, None)
+                    await self._acts.do(act, None, Entry("", State.CLOSED, seen.now))
                 await self._take_untold(seen.jobs)
                 await self._gather(seen.jobs)
                 done.append(await self._serve_next(seen))
