@@ -21,7 +21,7 @@ from belljar.cli.render import duration, show, show_findings
 from belljar.errors import BadOption, BelljarError, NotPermitted, UsageError
 from belljar.host import processes
 from belljar.host.caller import describe
-from belljar.host.commands import Finished, run_beside
+from belljar.host.commands import run_beside
 from belljar.host.locks import is_locked
 from belljar.jobs import complain
 from belljar.jobs.shares import shares
@@ -157,8 +157,13 @@ def arrive(args: Args, runtime: Runtime) -> None:
 def node(args: Args, runtime: Runtime) -> int:
     """Exit 1 where a node gets no machine (slurmctld then sets it down, and requeues its job), or where one may live on a host that
     does not answer."""
-    bait = _placing(args)
-    made = Made(_here(args), {}) if bait is None else asyncio.run(_placed(args, runtime, bait))
+    bait = settings.load(args.file) if not args.here and args.file.exists() else None
+    if bait is not None and bait.placement:  # hosts of the list have the machines
+        made = asyncio.run(_placed(args, runtime, bait))
+    elif os.geteuid() != 0:  # they are root's: anybody else would find none to end, and say nothing
+        raise NotPermitted(f"cloud nodes are root's machines, and this is uid {os.geteuid()}", hint=AS_ROOT)
+    else:
+        made = Made(_here(args), {})
     rows = [(name, machine, made.hosts.get(name, "")) for name, machine in made.nodes.items()]
     value = {"nodes": made.nodes} | ({"hosts": made.hosts} if made.hosts else {})
     show(value, ("NODE", "MACHINE", "HOST"), rows, as_=args.format)
@@ -168,21 +173,8 @@ def node(args: Args, runtime: Runtime) -> int:
     return 1 if failed else 0
 
 
-def _placing(args: Args) -> Settings | None:
-    """The settings, where hosts of a placement list have the machines. Else this host has them, and they are root's: anybody else
-    would find none to end, and say nothing. Raises NotPermitted."""
-    bait = settings.load(args.file) if not args.here and args.file.exists() else None
-    if bait is not None and bait.placement:
-        return bait
-    if os.geteuid() != 0:
-        raise NotPermitted(f"cloud nodes are root's machines, and this is uid {os.geteuid()}", hint=AS_ROOT)
-    return None
-
-
 async def _placed(args: Args, runtime: Runtime, bait: Settings) -> Made:
-    async def ask(argv: tuple[str, ...], timeout: float) -> Finished:
-        return await run_beside(argv, timeout=timeout, check=False)
-
+    ask = lambda argv, timeout: run_beside(argv, timeout=timeout, check=False)  # noqa: E731
     place = Placement(bait, state_folder(args, runtime, "cloud"), ask, hostnames)
     if args.act == "list":
         return await place.all()
