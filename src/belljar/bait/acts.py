@@ -98,20 +98,18 @@ class Acts:
         """The batch system is told whether the bait takes jobs. What somebody else closed stays closed; a prolog that failed is our own:
         no bait was there."""
         for name in self._settings.names:
-            node = nodes.get(name)
-            if node is None:
+            if (node := nodes.get(name)) is None:
                 self._complain(name, f"{name}: the batch system knows no such node; see docs/batch/bait/guide.md")
                 continue
             is_closed, has_reasons = node.state in (NodeState.OUT, NodeState.DRAINING), self._pool.tells_reasons
             is_ours = node.reason.startswith(OUR_REASONS) or (name in self.closed and not has_reasons)
+            if not is_closed:
+                self.closed.discard(name)
             if not bait.is_open and not is_closed:
                 await self.run(self._pool.close(name, bait.why), f"bait {name}")
                 self.closed.add(name)
-            elif bait.is_open and is_closed and is_ours:
-                if await self.run(self._pool.open(name), f"bait {name}"):
-                    self.closed.discard(name)  # whoever closes it from now on, it is not us
-            elif bait.is_open and not is_closed:
-                self.closed.discard(name)
+            elif bait.is_open and is_closed and is_ours and await self.run(self._pool.open(name), f"bait {name}"):
+                self.closed.discard(name)  # whoever closes it from now on, it is not us
 
     def forget(self, machines: frozenset[str], in_use: frozenset[str], idle: frozenset[str]) -> None:
         """Forget what was noted of other machines. *machines*: that live. *in_use*: that an entry names. *idle*: those of no job: what was

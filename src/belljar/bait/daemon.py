@@ -31,7 +31,6 @@ from belljar.errors import BelljarError
 from belljar.host.threads import in_thread
 from belljar.pool import JobState, JobView, NodeView, Pool
 from belljar.records import replace
-from belljar.service import kept
 from belljar.service.streams import at_most
 from belljar.service.systemd import serving
 from belljar.service.telling import Tell, Troubles
@@ -43,16 +42,8 @@ TAKEN_BACK = 30.0  # seconds in which a job that arrived is off the bait
 UNTOLD = 5.0  # seconds in which a prolog reports a job that begins here
 
 
-async def serve(
-    settings: Settings, folder: Path, pool: Pool, keeper: Machines, tell: Tell, judge: decide.Judge
-) -> None:
-    """A bait until TERM or INT. Raises HostError where another one works in this folder."""
-    with kept.alone(folder, "bait"):
-        await Daemon(settings, folder, pool, keeper, tell, judge).run()
-
-
 class Daemon:
-    """`run_command` carries out a command of the batch system."""
+    """Alone in its folder. `run_command` carries out a command of the batch system."""
 
     def __init__(
         self, settings: Settings, folder: Path, pool: Pool, keeper: Machines, tell: Tell, judge: decide.Judge, *,
@@ -62,15 +53,15 @@ class Daemon:
         self._judge, self._command, self._clock = judge, run_command, clock
         self.journal = Journal(folder)
         self.status = Status(settings.name, settings.system, os.getpid(), clock())
-        before = read_status(folder)
-        self.faults = decide.Faults(before.faults, before.failed) if before is not None else decide.Faults()
+        before = read_status(folder) or self.status
+        self.faults = decide.Faults(before.faults, before.failed)
         self._troubles = Troubles(tell)
         self._unnamed: dict[str, float] = {}  # node -> since when no job has named it
         self._untold: dict[str, float] = {}  # job -> since when it has been on a bait of ours
         self._wrong: dict[str, str] = {}  # questions that the batch system did not answer, and why
         self._wake, self._looking = asyncio.Event(), asyncio.Lock()
         self._acts = Acts(settings, pool, keeper, run_command, clock, self._troubles.note, self._wake.set)
-        if before is not None and before.state != BaitState.OPEN.value:
+        if before.state != BaitState.OPEN.value:
             self._acts.closed = set(settings.names)
 
     # -- what goes on --------------------------------------------------------------------------------------------------

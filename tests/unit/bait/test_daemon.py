@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from argparse import Namespace
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ from tests.unit.bait.plain import Plain, nothing
 
 from belljar.bait import Order, Settings
 from belljar.bait.arrivals import Answer
-from belljar.bait.daemon import Daemon, serve
+from belljar.bait.daemon import Daemon
 from belljar.bait.decisions.decide import Room
 from belljar.bait.decisions.note import Parts, write
 from belljar.bait.decisions.step import Entry, State
 from belljar.bait.journal import give_order, read, read_status
 from belljar.bait.machines.keeper import feature_of
+from belljar.cli.bait import bait as verbs
 from belljar.errors import BadOption, CommandFailed, HostError
 from belljar.model import GIB, MIB
 from belljar.pool import JobState, JobView, NodeState, NodeView, machine_of
@@ -449,7 +451,9 @@ async def test_the_batch_system_is_told_that_the_bait_is_closed(house: House) ->
         assert (house.side.asked == [("open", "bait1")]) is opened  # what somebody else closed stays closed
 
 
-async def test_one_bait_works_in_a_folder(house: House, tmp_path: Path) -> None:
-    pool: Any = house.side
-    with kept.alone(tmp_path, "bait"), pytest.raises(HostError, match="another bait works here"):
-        await serve(SETTINGS, tmp_path, pool, house.machines, lambda *a, **k: None, lambda job: "")
+def test_one_bait_works_in_a_folder(tmp_path: Path) -> None:
+    runtime: Any = None
+    file = tmp_path / "bait.toml"
+    file.write_text('[bait]\nimages = ["worker"]\nnetworks = { open = "br0" }\n')
+    with kept.alone(tmp_path / "state", "bait"), pytest.raises(HostError, match="another bait works here"):
+        verbs.run(Namespace(file=file, state=tmp_path / "state", format="table"), runtime)

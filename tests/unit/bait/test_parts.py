@@ -13,7 +13,7 @@ from tests.unit.bait.test_worlds import JOB, SETTINGS, Killed, World
 from belljar.bait.decisions.advance import next_step
 from belljar.bait.decisions.decide import Bait, Room
 from belljar.bait.decisions.leaving import recover
-from belljar.bait.decisions.note import LONGEST, Parts, is_too_long, read, write
+from belljar.bait.decisions.note import LONGEST, Parts, read, too_long, write
 from belljar.bait.decisions.parts import Invitation, invitation, refusal
 from belljar.bait.decisions.step import Act, BaitState, Do, Entry, Seen, State, Step
 from belljar.model import GIB
@@ -287,4 +287,4 @@ def test_a_note_that_is_not_ours_names_no_parts() -> None:
         NOTE + "\n",
     ):
         assert read(wrong) == Parts()
-    assert is_too_long(["n" * 60] * (LONGEST // 74 + 1)) and not is_too_long(NAMES)
+    assert too_long(["n" * 60] * (LONGEST // 74 + 1)) and not too_long(NAMES)

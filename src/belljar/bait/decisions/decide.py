@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 
 from belljar.bait import Order, Settings
-from belljar.bait.decisions.note import is_too_long, read
+from belljar.bait.decisions.note import read, too_long
 from belljar.bait.decisions.step import BaitState, Entry, State
 from belljar.model import MIB
 from belljar.pool import JobState, JobView, NodeView
@@ -173,7 +173,7 @@ def choose(
     sizes = {entry.job: share_of(entry, jobs[entry.job], settings) for entry in waiting}
     wrong = tuple(
         (entry.job, why) for entry in waiting
-        if (why := _too_wide(entry) or impossible(jobs[entry.job], sizes[entry.job], room, settings) or judge(jobs[entry.job]))
+        if (why := too_long(entry.on) or impossible(jobs[entry.job], sizes[entry.job], room, settings) or judge(jobs[entry.job]))
     )  # fmt: skip
     possible = [entry for entry in waiting if entry.job not in dict(wrong)]
     if not possible:
@@ -188,11 +188,6 @@ def choose(
             why = f"{first} waits for {needed // unit} {what}, {free // unit} are free"
             return Turn(why=why, wrong=wrong, first=first)
     return Turn(first, wrong=wrong, first=first)
-
-
-def _too_wide(entry: Entry) -> str:
-    """Over several hosts the baits tell each other of the machines in a note."""
-    return f"{len(entry.on)} nodes: more than its note can name" if is_too_long(entry.on) else ""
 
 
 # -- arrays of a system that can say only for all waiting tasks together where they may run: they come to one bait, and move one by one --

@@ -31,15 +31,17 @@ AS_ROOT = "slurmctld runs this as SlurmUser: let it call belljar by sudo, as doc
 
 
 def run(args: Args, runtime: Runtime) -> None:
-    from belljar.bait.daemon import serve
+    from belljar.bait.daemon import Daemon
     from belljar.bait.machines.keeper import Machines
+    from belljar.service import kept
     from belljar.service.telling import teller
 
     bait = settings.load(args.file)
     pool = settings.pool_of(bait)
     keeper = Machines(bait, pool, shares(bait.shares, "bait.shares: "))
     tell = teller(sys.stdout, as_json=args.format == "json")
-    asyncio.run(serve(bait, state_folder(args, runtime, "bait"), pool, keeper, tell, _judge(runtime, bait.images[0])))
+    with kept.alone(folder := state_folder(args, runtime, "bait"), "bait"):
+        asyncio.run(Daemon(bait, folder, pool, keeper, tell, _judge(runtime, bait.images[0])).run())
 
 
 def _judge(runtime: Runtime, usual: str) -> Callable[[JobView], str]:
