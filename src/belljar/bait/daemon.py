@@ -23,7 +23,7 @@ from belljar.bait.arrivals import Answer, listening
 from belljar.bait.decisions import cache, decide
 from belljar.bait.decisions.advance import ALTERED, ELSEWHERE, UNFIT, next_step
 from belljar.bait.decisions.leaving import recover
-from belljar.bait.decisions.parts import invitation, refusal
+from belljar.bait.decisions.parts import invitation
 from belljar.bait.decisions.step import KEEPING, STARTING, Act, BaitState, Entry, Seen, State, is_moving
 from belljar.bait.journal import Journal, Status, order, read_status, show_status
 from belljar.bait.machines.keeper import Machines, feature_of, line_of
@@ -52,9 +52,8 @@ class Daemon:
         self.settings, self.folder, self._pool, self._keeper, self._tell = settings, folder, pool, keeper, tell
         self._judge, self._command, self._clock = judge, run_command, clock
         self.journal = Journal(folder)
-        self.status = Status(settings.name, settings.system, os.getpid(), clock())
-        before = read_status(folder) or self.status
-        self.faults = decide.Faults(before.faults, before.failed)
+        before = read_status(folder) or Status()
+        self.status = replace(before, name=settings.name, system=settings.system, pid=os.getpid(), started=clock())
         self._troubles = Troubles(tell)
         self._unnamed: dict[str, float] = {}  # node -> since when no job has named it
         self._untold: dict[str, float] = {}  # job -> since when it has been on a bait of ours
@@ -265,11 +264,11 @@ class Daemon:
         if after.state is entry.state:
             return
         if after.state is State.VM_READY:
-            self.faults = decide.Faults()
+            self.status = replace(self.status, faults=0, failed=0.0)
         elif entry.state in STARTING and not after.why.startswith((ASKERS, ALTERED, UNFIT, ELSEWHERE)):
             has_failed = bool(set(after.machines) & self._acts.ended.keys())
             if after.state is State.REPROCESS or (has_failed and not after.leads):
-                self.faults = decide.Faults(self.faults.count + 1, self._clock())
+                self.status = replace(self.status, faults=self.status.faults + 1, failed=self._clock())
 
     async def _serve_next(self, seen: Seen) -> bool:
         """One job's turn, and the bait's own state."""
@@ -277,15 +276,14 @@ class Daemon:
         starting = [entry for entry in entries.values() if entry.state in STARTING and entry.job in jobs]
         room = await self._room(starting, seen)
         free = cache.with_kept(room, entries.values())
-        bait = decide.bait_now(order(self.folder), free, self.faults, settings, seen.now, starting=bool(starting))
+        faults, failed, is_starting = self.status.faults, self.status.failed, bool(starting)
+        bait = decide.bait_now(order(self.folder), free, faults, failed, settings, seen.now, starting=is_starting)
         turn = decide.Turn()
         if invited := invitation(entries, seen, bait, room, settings, self._judge):
-            theirs = invited.job  # a part of it is made here, or refused at once
-            if invited.why:
-                act = refusal(theirs, invited.machines[0], invited.why)
-                await self._acts.do(act, theirs, Entry(theirs.id, State.REJECTED, 0.0))
-            else:
-                self._write(Entry(theirs.id, State.VM_REQUESTED, seen.now, invited.machines, leads=False))
+            for act in invited.acts:
+                await self._acts.do(act, jobs[invited.entry.job], invited.entry)
+            if not invited.acts:
+                self._write(invited.entry)
         else:
             turn = decide.choose(entries.values(), jobs, bait, room, settings, self._judge)
         for job, why in turn.wrong:
@@ -362,12 +360,11 @@ class Daemon:
                 self._troubles.now.pop(f"job {entry.job}", None)
 
     def _write_status(self, seen: Seen | None) -> None:
-        error, faults = self._troubles.now.get("batch system", ""), self.faults
-        self.status = replace(self.status, looked=self._clock(), error=error, faults=faults.count, failed=faults.at)
+        error = self._troubles.now.get("batch system", "")
+        self.status = replace(self.status, looked=self._clock(), error=error)
         if seen is not None:
-            entries = self.journal.entries.values()
+            entries, views = self.journal.entries.values(), seen.nodes
             names = {id: seen.node(id) for entry in entries for id in entry.machines}
-            nodes = {name: seen.nodes[name].state.value if name in seen.nodes else "" for name in names.values()}
-            jobs = dict(Counter(entry.state.value for entry in entries))
-            self.status = replace(self.status, jobs=jobs, nodes=nodes, names=names)
+            nodes = {id: (name, views[name].state.value if name in views else "") for id, name in names.items()}
+            self.status = replace(self.status, jobs=dict(Counter(entry.state.value for entry in entries)), nodes=nodes)
         show_status(self.folder, self.status)

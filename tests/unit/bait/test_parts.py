@@ -14,7 +14,7 @@ from belljar.bait.decisions.advance import next_step
 from belljar.bait.decisions.decide import Bait, Room
 from belljar.bait.decisions.leaving import recover
 from belljar.bait.decisions.note import LONGEST, Parts, read, too_long, write
-from belljar.bait.decisions.parts import Invitation, invitation, refusal
+from belljar.bait.decisions.parts import invitation, refusal
 from belljar.bait.decisions.step import Act, BaitState, Do, Entry, Seen, State, Step
 from belljar.model import GIB
 from belljar.pool import JobState, JobView, NodeState, NodeView, node_of
@@ -102,10 +102,10 @@ class Hosts(World):
         invited = invitation(host.journal, seen, host.bait, ROOM, host.settings, nothing)
         if invited is not None:
             self.point()
-            if invited.why:
-                self.do(refusal(invited.job, invited.machines[0], invited.why))
-            else:
-                host.journal["7"] = Entry("7", S.VM_REQUESTED, self.now, invited.machines, leads=False)
+            for act in invited.acts:
+                self.do(act)
+            if not invited.acts:
+                host.journal["7"] = invited.entry
 
     @property
     def is_clean(self) -> bool:
@@ -211,15 +211,15 @@ def seen(job: JobView | None = HELD, now: float = 1.0, lives: bool = True, node:
     return Seen(now, {} if job is None else {"7": job}, nodes, frozenset({"b" * 12} if lives else ()))
 
 
-def invited(job: JobView, room: Room = ROOM, bait: Bait = OPEN) -> Invitation | None:
+def invited(job: JobView, room: Room = ROOM, bait: Bait = OPEN) -> Step | None:
     return invitation({}, seen(job, lives=False), bait, room, SECOND, nothing)
 
 
 def test_a_part_is_taken_when_there_is_room_for_it_and_refused_where_it_can_never_be() -> None:
-    assert invited(HELD) == Invitation(HELD, ("b" * 12,))
+    assert invited(HELD) == Step(Entry("7", S.VM_REQUESTED, 1.0, ("b" * 12,), leads=False))
     assert invited(HELD, replace(ROOM, cpus=0)) is None and invited(HELD, replace(ROOM, memory=GIB // 4)) is None
     refused = invited(replace(HELD, image="el7"))
-    assert refused is not None and "image el7: not among the images" in refused.why
+    assert refused is not None and "image el7: not among the images" in refused.acts[0].of
     assert invited(replace(HELD, note="belljar: its machine failed")) is None
     assert invited(replace(HELD, note=NOTE + f" failed={'a' * 12} no space")) is None
     assert invited(replace(HELD, state=JobState.RUNNING, on=NAMES)) is None

@@ -31,14 +31,6 @@ class Room:
 
 
 @dataclass(frozen=True)
-class Faults:
-    """Failed starts in a row, and when the last one was."""
-
-    count: int = 0
-    at: float = 0.0
-
-
-@dataclass(frozen=True)
 class Bait:
     """Whether it takes jobs now."""
 
@@ -125,15 +117,16 @@ def as_given(jobs: Mapping[str, JobView], entries: Mapping[str, Entry]) -> Mappi
 
 
 def bait_now(
-    order: Order, room: Room, faults: Faults, settings: Settings, now: float, *, starting: bool = False
+    order: Order, room: Room, faults: int, failed: float, settings: Settings, now: float, *, starting: bool = False
 ) -> Bait:
-    """The administrator's word stands before the host's. After too many faults one job at a time is let in to try."""
+    """The administrator's word stands before the host's. After too many *faults* in a row, of which the last one was when it *failed*, one
+    job at a time is let in to try."""
     if not order.is_open:
         return Bait(BaitState.CLOSED_ADMIN, order.why or "closed by an administrator")
     if room.no_image:
         return Bait(BaitState.CLOSED_STORE, room.no_image)
-    if faults.count >= settings.faults and (starting or now < faults.at + settings.retry):
-        return Bait(BaitState.CLOSED_FAULTS, f"{faults.count} starts failed in a row")
+    if faults >= settings.faults and (starting or now < failed + settings.retry):
+        return Bait(BaitState.CLOSED_FAULTS, f"{faults} starts failed in a row")
     memory, disk = ("memory", room.memory, settings.min_memory), ("disk", room.disk, settings.min_disk)
     bandwidth = ("bandwidth", room.bandwidth, settings.min_bandwidth)
     for (what, free, least), per, unit in ((memory, MIB, "MiB"), (disk, MIB, "MiB"), (bandwidth, 1000, "kB/s")):

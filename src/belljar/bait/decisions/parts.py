@@ -16,22 +16,14 @@ from belljar.bait.decisions.leaving import LATER, but_removals, but_waits, leave
 from belljar.bait.decisions.note import read, write
 from belljar.bait.decisions.step import QUIET, Act, BaitState, Do, Entry, S, Seen, Step, to
 from belljar.pool import JobState, JobView, NodeState, node_of
-from belljar.records import dataclass, replace
-
-
-@dataclass(frozen=True)
-class Invitation:
-    """A job of another bait, and the machines that it wants here. *why*: it does not get them."""
-
-    job: JobView
-    machines: tuple[str, ...]
-    why: str = ""
+from belljar.records import replace
 
 
 def invitation(
     entries: Mapping[str, Entry], seen: Seen, bait: Bait, room: Room, settings: Settings, judge: Judge
-) -> Invitation | None:
-    """The first job that has a part here, and nothing yet. One for which there is no room now waits until its leader gives up."""
+) -> Step | None:
+    """For the first job of another bait that wants machines here, and has nothing yet: its part is begun, or refused. One for which there
+    is no room now waits until its leader gives up."""
     for job in seen.jobs.values():
         parts = read(job.note)
         own = parts.of(settings.names)
@@ -43,8 +35,11 @@ def invitation(
         why = impossible(job, size, room, settings) or judge(job)
         if bait.state in (BaitState.CLOSED_ADMIN, BaitState.CLOSED_STORE, BaitState.CLOSED_FAULTS):
             why = why or bait.why
-        if why or (bait.is_open and size.all_cpus <= room.cpus and size.all_memory <= room.memory):
-            return Invitation(job, own, why)
+        part = Entry(job.id, S.VM_REQUESTED, seen.now, own, leads=False)
+        if why:
+            return Step(replace(part, state=S.REJECTED), (refusal(job, own[0], why),))
+        if bait.is_open and size.all_cpus <= room.cpus and size.all_memory <= room.memory:
+            return Step(part)
     return None
 
 

@@ -113,9 +113,16 @@ def close(args: Args, runtime: Runtime) -> None:
 
 def jobs(args: Args, runtime: Runtime) -> None:
     folder, now = state_folder(args, runtime, "bait"), time.time()
-    entries, node_of = list(read(folder).values()), _nodes(folder)
+    entries, node = list(read(folder).values()), _nodes(folder)
     rows = [
-        (it.job, it.state.value, duration(now - it.since), " ".join(map(node_of, it.machines)), it.tries, it.why)
+        (
+            it.job,
+            it.state.value,
+            duration(now - it.since),
+            " ".join(node(id)[0] for id in it.machines),
+            it.tries,
+            it.why,
+        )
         for it in entries
     ]
     show({"jobs": entries}, ("JOB", "STATE", "FOR", "NODES", "TRIES", "WHY"), rows, as_=args.format)
@@ -123,13 +130,8 @@ def jobs(args: Args, runtime: Runtime) -> None:
 
 def nodes(args: Args, runtime: Runtime) -> None:
     folder = state_folder(args, runtime, "bait")
-    status, node_of = read_status(folder), _nodes(folder)
-    states = status.nodes if status else {}
-    values = [
-        {"node": node_of(id), "machine": id, "job": entry.job, "state": states.get(node_of(id), "")}
-        for entry in read(folder).values()
-        for id in entry.machines
-    ]
+    seen = [(id, *_nodes(folder)(id), entry.job) for entry in read(folder).values() for id in entry.machines]
+    values = [{"node": name, "machine": id, "job": job, "state": state} for id, name, state, job in seen]
     rows = [[*value.values()] for value in values]
     show({"nodes": values}, ("NODE", "MACHINE", "JOB", "STATE"), rows, as_=args.format)
 
@@ -140,10 +142,10 @@ def rules(args: Args, runtime: Runtime) -> None:
     sys.stdout.write(classes.rules(settings.load(args.file), runtime.settings.network))
 
 
-def _nodes(folder: Path) -> Callable[[str], str]:
-    """What node a machine is, or is to be."""
+def _nodes(folder: Path) -> Callable[[str], tuple[str, str]]:
+    """What node a machine is, or is to be, and the state of that."""
     status = read_status(folder)
-    return lambda id: (status.names if status else {}).get(id) or node_of(id)
+    return lambda id: (status.nodes if status else {}).get(id, (node_of(id), ""))
 
 
 def arrive(args: Args, runtime: Runtime) -> None:
