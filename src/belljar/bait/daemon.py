@@ -175,7 +175,7 @@ class Daemon:
         nodes, jobs = await asyncio.gather(asked, self._jobs())
         if nodes is None or jobs is None:
             return None
-        jobs = decide.as_given(decide.as_here(jobs, nodes, self.settings.names), self.journal.entries)
+        jobs = decide.as_given(jobs, nodes, self.journal.entries, self.settings.names)
         entries = self.journal.entries.values()
         in_use = frozenset(id for entry in entries for id in entry.machines)
         for id in in_use - machines - self._acts.ended.keys() - self._acts.working.keys():

@@ -77,15 +77,15 @@ def test_a_machine_has_what_its_job_was_given_on_the_bait() -> None:
     """A node of its own has more processors than the job asks for; a range of nodes has memory for each."""
     asked = job(cpus=1, memory=600 * MIB)
     given = replace(stopped(), given=(16, 1200 * MIB))
-    (whole,) = as_given({"1": asked}, {"1": given}).values()
+    (whole,) = as_given({"1": asked}, {}, {"1": given}, ()).values()
     assert (whole.cpus, whole.memory) == (16, 1200 * MIB)
     assert size_of(whole, SETTINGS).cpus == 16
     larger = replace(asked, memory=2 * GIB)  # altered since
-    assert as_given({"1": larger}, {"1": given})["1"].memory == 2 * GIB
-    assert as_given({"1": replace(asked, memory=0)}, {"1": given})["1"].memory == 0  # it is refused
+    assert as_given({"1": larger}, {}, {"1": given}, ())["1"].memory == 2 * GIB
+    assert as_given({"1": replace(asked, memory=0)}, {}, {"1": given}, ())["1"].memory == 0  # it is refused
     note = "belljar: " + write(Parts((("bait1", "a" * 12), ("bait2", "b" * 12)), given=(32, 2 * GIB)))
-    other = as_given({"1": replace(asked, note=note)}, {})["1"]  # as another host's bait sees it
-    assert (other.cpus, other.memory) == (32, 2 * GIB) and as_given({"1": asked}, {})["1"] == asked
+    other = as_given({"1": replace(asked, note=note)}, {}, {}, ())["1"]  # as another host's bait sees it
+    assert (other.cpus, other.memory) == (32, 2 * GIB) and as_given({"1": asked}, {}, {}, ())["1"] == asked
 
 
 def test_jobs_are_served_in_their_order() -> None:

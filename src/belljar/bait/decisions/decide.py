@@ -97,19 +97,16 @@ def share_of(entry: Entry, job: JobView, settings: Settings) -> Size:
     return replace(size, count=sum(name in settings.names for name in entry.on)) if is_shared else size
 
 
-def as_here(jobs: Mapping[str, JobView], nodes: Mapping[str, NodeView], names: Iterable[str]) -> Mapping[str, JobView]:
-    """The jobs with what these baits have of the features that their constraints name: by those they came here. Any other one
-    would put a job's node among those of another bait or partition."""
+def as_given(
+    jobs: Mapping[str, JobView], nodes: Mapping[str, NodeView], entries: Mapping[str, Entry], names: Iterable[str]
+) -> Mapping[str, JobView]:
+    """The jobs with what these baits have of the features that their constraints name: by those they came here; any other one would put a
+    job's node among those of another bait or partition. And with what they were given on their baits: more than they ask for, where a
+    node is a job's own, or it asks for a range of nodes with memory for each."""
     ours = {feature for name in names if name in nodes for feature in nodes[name].features}
-    return {id: replace(job, features=tuple(filter(ours.__contains__, job.features))) for id, job in jobs.items()}
-
-
-def as_given(jobs: Mapping[str, JobView], entries: Mapping[str, Entry]) -> Mapping[str, JobView]:
-    """The jobs with what they were given on their baits: more than they ask for, where a node is a job's own, or it asks for a range
-    of nodes with memory for each."""
 
     def whole(job: JobView) -> JobView:
-        entry = entries.get(job.id)
+        job, entry = replace(job, features=tuple(filter(ours.__contains__, job.features))), entries.get(job.id)
         cpus, memory = entry.given if entry is not None and entry.leads else read(job.note).given
         return replace(job, cpus=max(job.cpus, cpus), memory=max(job.memory, memory)) if job.memory > 0 else job
 
