@@ -66,7 +66,9 @@ def starting(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step
     if failure := _failure(entry, job, seen, settings):
         return _failed(entry, seen, failure)
     age, missing = seen.now - entry.since, [it for it in entry.here(settings.names) if it not in seen.machines]
-    acts = (*_hold(entry, job), *_announce(entry, job, settings))
+    acts = _announce(entry, job, settings)
+    if entry.leads and job.state is not JobState.HELD:
+        acts += _take_back(job)
     if entry.state is not S.VM_BOOTING:
         if not missing:
             return to(entry, S.VM_BOOTING, seen)
@@ -87,8 +89,8 @@ def ready(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
         return _failed(entry, seen, failure)
     if not entry.leads:
         return _failed(entry, seen, f"no job came within {most:.0f} s") if age > most else Step(entry)
-    if acts := _hold(entry, job):
-        return Step(entry, acts)
+    if job.state is not JobState.HELD:
+        return Step(entry, _take_back(job))
     return to(entry, S.MIGRATING, seen) if age >= settings.settle else Step(entry)
 
 
@@ -236,11 +238,6 @@ def _moved(entry: Entry, job: JobView, settings: Settings) -> str:
     return f"it was moved to {job.queue}" if job.queue not in (entry.home, settings.queue, "") else ""
 
 
-def _hold(entry: Entry, job: JobView) -> tuple[Act, ...]:
-    """The job is held while its machines come: by the bait that leads."""
-    return _take_back(job) if entry.leads and job.state is not JobState.HELD else ()
-
-
 def _failed(entry: Entry, seen: Seen, why: str) -> Step:
     """Its leader tries the job again; a part is over, and says so."""
     return to(entry, S.REPROCESS if entry.leads else S.FINISHED, seen, why)
@@ -294,9 +291,8 @@ def next_step(entry: Entry, seen: Seen, settings: Settings) -> Step:
     job = seen.jobs.get(entry.job)
     if entry.state in AFTER:
         return AFTER[entry.state](entry, job, seen, settings)
-    if (
-        job is None
-    ):  # one such answer does not say that it is gone: a system that was just restarted may not know it yet
+    if job is None:
+        # One such answer does not say that it is gone: a system that was just restarted may not know it yet.
         since = seen.now if entry.missing_since is None else entry.missing_since
         if seen.now - since < settings.gone_after:
             return Step(replace(entry, missing_since=since))
