@@ -37,7 +37,9 @@ class Runtime:
         self.config_file = Path(config_file) if config_file is not None else None
         self.commands = Path(commands) if commands is not None else None  # of the batch system whose launcher this is
         self.verbose = verbose
-        self.is_lenient = False  # go by what can be understood of the settings
+        self.is_lenient = (
+            False  # go by what can be understood of the settings: a hook has its work to do though they hold mistakes
+        )
         self._user: tuple[int, str] | None = None  # another user's uid and home: whose parts these are
         self.in_job = False  # it makes the machine of a batch job: only what the site leaves open is the user's to set
         self._begin = time.monotonic()
@@ -55,10 +57,6 @@ class Runtime:
         uid, home = self._user
         environ = {"HOME": home, "XDG_CONFIG_HOME": "/nonexistent"}
         return config.inspect(self.config_file, environ=environ, uid=uid, in_job=True)
-
-    def be_lenient(self) -> None:
-        """From now on go by what can be understood of the settings: a hook has its work to do though they hold mistakes."""
-        self.is_lenient = True
 
     def of_user(self, uid: int, home: str) -> Runtime:
         """Another user's parts, by the site's settings alone. For processes that became this user."""
@@ -151,7 +149,7 @@ class Runtime:
 
     def _showing(self, what: str) -> AbstractContextManager[object]:
         """Say what a job waits for, where a person watches or -v was given: else stderr is the payload's alone."""
-        if not sys.stderr or not (self.verbose or _is_watched()):
+        if not sys.stderr or not (self.verbose or sys.stderr.isatty()):
             return nullcontext()
         from belljar.image.progress import begin_and_end
 
@@ -163,11 +161,3 @@ class Runtime:
             print(f"belljar: {time.monotonic() - self._begin:8.3f} s  {name}", file=sys.stderr)
         if name == self.settings.testing.abort_at:
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _is_watched() -> bool:
-    """Is stderr a terminal?"""
-    try:
-        return sys.stderr.isatty()
-    except (AttributeError, ValueError):  # closed
-        return False

@@ -46,7 +46,7 @@ BAD_WORDS = {
     "a time limit of nothing": (("--timeout", "0", *RUN), "--timeout"),
     "a grace below nothing": (("--grace", "-1s", *RUN), "--grace"),
     "a network that is not there": (("--network", "wan", *RUN), "--network 'wan'"),
-    "a group without a name": (("--network", "isolated:", *RUN), "the name is missing"),
+    "a group without a name": (("--network", "isolated:", *RUN), "no such kind of network"),
     "a start that is not there": (("--start", "warm", *RUN), "--start"),
     "a share without a source": (("--share", ":/data", *RUN), "--share"),
     "a share at a relative place": (("--share", "/tmp:data", *RUN), "--share"),

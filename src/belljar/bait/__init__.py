@@ -5,7 +5,7 @@ made for each, lets that join the batch system, and moves the job there. The bat
         decide.py   is this host open, and whose turn is it; which tasks of an array move together
         step.py     where a job stands, what a look sees, and what a step says;  leaving.py: the way out of machines and nodes
         advance.py  the handler of each state: from what was written down and what is seen now to the next step. After a crash, too
-        parts.py    for a part of another bait's job, over several hosts;  note.py: what their baits tell each other
+        parts.py    what is other for a part of another bait's job, over several hosts;  note.py: what their baits tell each other
         cache.py    for machines that wait for another job: which one they may serve, and which ones make room
     machines/    keeper.py: by belljar's own door;  scrub.py: how one is cleaned between two jobs, and proved to be clean
     networks/    classes.py: rules that keep network classes apart;  uplink.py: how much of a way out is free
@@ -31,6 +31,9 @@ NEVER, SAME_USER, SAME_GROUP = "never", "same-user", "same-group"
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 WORD = Form(_NAME, "cannot be a name", "letters, digits, `.`, `_` and `-`")
 NODE = Form(f"{_NAME}(@{_NAME})?", WORD.otherwise, WORD.as_in)  # a bait may be a queue on a host
+ON_HOSTS = Form(
+    rf"\S+\s*->(\s*{_NAME})(\s+{_NAME})*\s*", "is not NODES -> HOST HOST", 'as in "cloud[1-4] -> wn01 wn02"'
+)
 BRIDGE = Form(r"[A-Za-z0-9._-]{1,15}", "is not the name of a bridge", 'as in networks = { open = "br0" }')
 
 
@@ -61,7 +64,9 @@ class Settings:
     min_memory: int = setting(1 * GIB, "closed with less free memory", unit="bytes", minimum=0)
     min_disk: int = setting(2 * GIB, "closed with less free disk below `paths.scratch`", unit="bytes", minimum=0)
     min_bandwidth: int = setting(0, "closed with less free bandwidth a second; 0: any", unit="bytes", minimum=0)
-    placement: tuple[str, ...] = setting((), "cloud nodes on other hosts: `NODES -> HOST HOST`, in this order")
+    placement: tuple[str, ...] = setting(
+        (), "cloud nodes on other hosts: `NODES -> HOST HOST`, in this order", form=ON_HOSTS
+    )
     reach: tuple[str, ...] = setting(
         ("ssh", "-oBatchMode=yes", "-oConnectTimeout=10", "{host}", "belljar"), "the command for belljar on such a host"
     )

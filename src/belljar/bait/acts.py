@@ -49,30 +49,29 @@ class Acts:
         self._made = set[str]()  # machines that a look may not have seen yet
         self._ending: dict[str, float] = {}  # when each machine was last told to end
 
-    async def do(self, act: Act, job: JobView | None, entry: Entry | None = None) -> None:
-        pool, settings = self._pool, self._settings
-        why = (entry.why if entry else "") or OVER
-        if act.do is Do.START:
-            if job is not None and act.of not in self._made:
-                self._beside(act.of, self._start(job, act.of))
-        elif act.do is Do.PROVE:
-            self._beside(act.of, self._prove(act.of))
-        elif act.do is Do.ADMIT and job is not None:
-            self._beside(act.of, self._admit(job, act.of))
+    async def do(self, act: Act, job: JobView | None, entry: Entry) -> None:
+        pool, settings, of, why = self._pool, self._settings, act.of, entry.why or OVER
+        if act.do is Do.PROVE:
+            self._beside(of, self._prove(of))
         elif act.do is Do.END:
-            if self._clock() - self._ending.get(act.of, 0.0) > END_AGAIN:
-                self._ending[act.of] = self._clock()
-                await in_thread(lambda: self._keeper.end(act.of))
+            if self._clock() - self._ending.get(of, 0.0) > END_AGAIN:
+                self._ending[of] = self._clock()
+                await in_thread(lambda: self._keeper.end(of))
         elif act.do is Do.CLOSE:
-            await self.run(pool.close(act.of, why), act.of)
+            await self.run(pool.close(of, why), of)
         elif act.do is Do.LOSE:
-            await self.run_all(pool.lose(act.of, why), act.of)
+            await self.run_all(pool.lose(of, why), of)
         elif act.do is Do.REMOVE:
-            unpin = self._unpin(job, entry) if job and entry and job.state is JobState.HELD else ()
-            if all([await self.run(argv, act.of) for argv in unpin]):
-                for argv in pool.remove(act.of):
-                    await self.run(argv, act.of)
-        elif job is not None and entry is not None:
+            unpin = self._unpin(job, entry) if job and job.state is JobState.HELD else ()
+            if all([await self.run(argv, of) for argv in unpin]):
+                for argv in pool.remove(of):
+                    await self.run(argv, of)
+        elif act.do is Do.START and job is not None:
+            if of not in self._made:
+                self._beside(of, self._start(job, of))
+        elif act.do is Do.ADMIT and job is not None:
+            self._beside(of, self._admit(job, of))
+        elif job is not None:
             members = tuple(map(pool.name_of, entry.machines))
             back = partial(pool.give_back, job, entry.home, settings.delay)
             is_home = job.queue != settings.queue
@@ -83,7 +82,7 @@ class Acts:
                 Do.GIVE_BACK: lambda: (*back(stays_held=entry.stays_held), pool.note(job, entry.why)),
                 Do.REFUSE: lambda: (*(() if is_home else back(stays_held=True)), pool.refuse(job, entry.why)),
                 Do.UNPIN: lambda: self._unpin(job, entry),
-                Do.NOTE: lambda: (pool.note(job, act.of),),
+                Do.NOTE: lambda: (pool.note(job, of),),
                 Do.FORCE_END: lambda: (pool.force_end(job.id),),
             }
             if act.do in RELEASES:
@@ -99,20 +98,18 @@ class Acts:
         """The batch system is told whether the bait takes jobs. What somebody else closed stays closed; a prolog that failed is our own:
         no bait was there."""
         for name in self._settings.names:
-            node = nodes.get(name)
-            if node is None:
+            if (node := nodes.get(name)) is None:
                 self._complain(name, f"{name}: the batch system knows no such node; see docs/batch/bait/guide.md")
                 continue
             is_closed, has_reasons = node.state in (NodeState.OUT, NodeState.DRAINING), self._pool.tells_reasons
             is_ours = node.reason.startswith(OUR_REASONS) or (name in self.closed and not has_reasons)
+            if not is_closed:
+                self.closed.discard(name)
             if not bait.is_open and not is_closed:
                 await self.run(self._pool.close(name, bait.why), f"bait {name}")
                 self.closed.add(name)
-            elif bait.is_open and is_closed and is_ours:
-                if await self.run(self._pool.open(name), f"bait {name}"):
-                    self.closed.discard(name)  # whoever closes it from now on, it is not us
-            elif bait.is_open and not is_closed:
-                self.closed.discard(name)
+            elif bait.is_open and is_closed and is_ours and await self.run(self._pool.open(name), f"bait {name}"):
+                self.closed.discard(name)  # whoever closes it from now on, it is not us
 
     def forget(self, machines: frozenset[str], in_use: frozenset[str], idle: frozenset[str]) -> None:
         """Forget what was noted of other machines. *machines*: that live. *in_use*: that an entry names. *idle*: those of no job: what was

@@ -1,12 +1,11 @@
 """How a job arrives: the batch system's prolog on the bait asks by a socket, and is answered when the job has been taken back.
 
-The bait answers root and its own user alone: one line for one, `{"answer": "taken"}` for `{"job": "4711", "again": false}`.
+The bait answers root and its own user alone: a line for a line, `taken` for the job `4711`. `4711 again`: it was answered so before.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import socket
@@ -26,7 +25,7 @@ SETTLE = 0.5  # seconds in which the node's daemon has heard that the job was ta
 HEARD = 10.0  # seconds in which it has, where it can
 OFF = 0.01  # between two questions to it
 AGAIN = 0.5  # seconds between two tries to reach a bait that is just being restarted
-NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,9}|\[[0-9]{1,9}\])?")
+QUESTION = re.compile(rb"([0-9]{1,18}(?:\.[0-9]{1,9}|\[[0-9]{1,9}\])?)( again)?\n")
 
 
 class Answer(str, Enum):
@@ -40,13 +39,12 @@ async def listening(folder: Path, arrived: Callable[[str, bool], Awaitable[Answe
     """*arrived*: the answer for a job's number, and whether that was answered before."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, ValueError, KeyError, TypeError, BelljarError):
+        with suppress(OSError, ValueError, BelljarError):
             async with asyncio.timeout(600):
                 if peer_uid(writer.get_extra_info("socket")) in (0, os.geteuid()):
-                    question = json.loads(await reader.readline())
-                    is_number = isinstance(job := question["job"], str) and NUMBER.fullmatch(job) is not None
-                    answer = await arrived(job, question.get("again") is True) if is_number else Answer.FAILED
-                    writer.write(json.dumps({"answer": answer.value}).encode() + b"\n")
+                    job = QUESTION.fullmatch(await reader.readline())
+                    answer = await arrived(job[1].decode(), bool(job[2])) if job else Answer.FAILED
+                    writer.write(answer.value.encode() + b"\n")
                     await writer.drain()
         writer.close()
 
@@ -70,10 +68,10 @@ def tell(folder: Path, job: str, timeout: float, revoked: Callable[[], Revoked] 
             with socket.socket(socket.AF_UNIX) as channel:
                 channel.settimeout(left)
                 channel.connect(str(folder / SOCKET))
-                channel.sendall(json.dumps({"job": job, "again": again}).encode() + b"\n")
+                channel.sendall(f"{job}{' again' * again}\n".encode())
                 line = channel.makefile("rb").readline(LONGEST)
             why = "it could not take the job back" if line else "it was stopped meanwhile"
-            answer, answered = Answer(json.loads(line)["answer"]) if line else Answer.FAILED, time.monotonic()
+            answer, answered = Answer(line.decode().strip() or "failed"), time.monotonic()
             while (known := revoked()) is not Revoked.YES and answer is Answer.TAKEN:
                 if time.monotonic() - answered >= (SETTLE if known is Revoked.CANNOT_TELL else HEARD):
                     break
@@ -81,7 +79,7 @@ def tell(folder: Path, job: str, timeout: float, revoked: Callable[[], Revoked] 
             if known is Revoked.YES or (answer is Answer.TAKEN and (again or known is Revoked.CANNOT_TELL)):
                 return
             again, end = again or answer is Answer.TAKEN, end if answer is Answer.FAILED else answered + timeout
-        except (OSError, ValueError, KeyError, TypeError) as exc:
+        except (OSError, ValueError) as exc:
             why = getattr(exc, "strerror", None) or str(exc)
         time.sleep(min(AGAIN, max(end - time.monotonic(), 0)))
     raise HostError(

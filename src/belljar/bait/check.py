@@ -66,7 +66,9 @@ async def joins(settings: Settings, pool: Pool, shares: tuple[Share, ...]) -> Fi
     name = pool.name_of(id)
     try:
         member = Member(name, 1, TINY, (settings.feature,), (), "\n".join(settings.hosts))
-        request = joining_request(member, settings.images[0], settings, pool, shares, {}, requester="bait check")
+        request = joining_request(
+            member, settings, pool, image=settings.images[0], shares=shares, requester="bait check"
+        )
         machine = await api.astart(replace(request, id=id), stdin=secret(settings))
         try:
             why = await _joined(machine, name, settings, pool)

@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,6 @@ LOCK, PLACED = "lock", "placed.json"
 LOOK = 30.0  # seconds a host has to say which nodes it has
 MOST = 1 << 20  # bytes of an answer
 FAILED = "failed: "
-HOST = re.compile("[A-Za-z0-9][A-Za-z0-9._-]*")
 Ask = Callable[[tuple[str, ...], float], Awaitable[Finished]]  # a command, whatever its exit code
 Names = Callable[[str], Awaitable[list[str]]]  # of a hostlist
 
@@ -95,8 +94,9 @@ def request_for(
     account = account_of(job) if job is not None else ()
     member = Member(name, max(node.cpus, 1), node.memory, (), account, "\n".join(settings.hosts), is_known=True)
     labels = {CLOUD: name, "owner": job.owner if job else "", "bait-job": job.id if job else ""}
+    asks, network = f"node:{name}", job.network if job else ""
     return joining_request(
-        member, image, settings, pool, shares, labels, network=job.network if job else "", requester=f"node:{name}"
+        member, settings, pool, network=network, image=image, shares=shares, labels=labels, requester=asks
     )
 
 
@@ -147,50 +147,48 @@ class Placement:
 
     async def resume(self, nodes: list[str]) -> Made:
         """A machine for each node, somewhere. May be said twice."""
-        with locked(self._folder / LOCK, timeout=self._settings.join, what="place nodes"):
+        with self._alone():
             rules, placed = await self._known(nodes)
-            made = {name: home for name in nodes if (home := self._found(name))[0]}
-            failed = {name: why for name in nodes if (why := self._why_not(name, rules, placed))}
+            made = {name: self._found(name) or ("", self._why_not(name, rules, placed)) for name in nodes}
             turns = {
-                name: [host for host in rules[name] if host in self._there] for name in nodes if name not in failed
+                name: [*filter(self._there.__contains__, rules[name])]
+                for name, (_, answer) in made.items()
+                if not answer
             }
-            while turns := {name: hosts for name, hosts in turns.items() if hosts and name not in made}:
-                sent = {name: hosts.pop(0) for name, hosts in turns.items()}
+            while sent := {name: hosts.pop(0) for name, hosts in turns.items() if hosts}:
                 placed |= sent
                 self._write(placed)
-                for name, answer in (await self._send("resume", sent)).items():
-                    host = sent[name]
-                    if not answer.startswith(FAILED):
-                        made[name] = (host, answer)
-                        continue
-                    failed[name] = f"{FAILED}{host}: {answer.removeprefix(FAILED)}"
-                    if host in self._silent:
-                        turns[name] = []  # it may have begun: nobody else does
-                    else:
+                for name, (host, answer) in (await self._send("resume", sent)).items():
+                    made[name] = (host, answer)
+                    if answer.startswith(FAILED) and host not in self._silent:
                         placed.pop(name)
-            self._write(placed | {name: host for name, (host, _) in made.items()})
-        machines = {name: made[name][1] if name in made else failed[name] for name in nodes}
-        return Made(machines, {name: host for name, (host, _) in made.items()}, self._troubles())
+                    else:  # it is made; or it may have begun, and nobody else does
+                        turns.pop(name)
+            self._write(placed | self._made(made).hosts)
+        return self._made(made)
 
     async def suspend(self, nodes: list[str], *, forget: bool = False) -> Made:
         """Their machines end, wherever they are. *forget*: those of a host that does not answer, too, are believed to have ended."""
-        with locked(self._folder / LOCK, timeout=self._settings.join, what="place nodes"):
+        with self._alone():
             _, placed = await self._known(nodes)
-            homes = {name: host for name in nodes if (host := self._found(name)[0])}
-            made = await self._send("suspend", homes)
+            made = await self._send("suspend", {name: home[0] for name in nodes if (home := self._found(name))})
             for name in nodes:
-                if name not in homes and not forget and (host := placed.get(name, "")) in self._silent:
-                    made[name] = f"{FAILED}it may live on {host}, which does not answer"
-            gone = {name for name in nodes if not made.get(name, "").startswith(FAILED)}
+                if name not in made and not forget and (host := placed.get(name, "")) in self._silent:
+                    made[name] = (host, f"{FAILED}it may live on {host}, which does not answer")
+            gone = {name for name in nodes if not made.get(name, ("", ""))[1].startswith(FAILED)}
             self._write({name: host for name, host in placed.items() if name not in gone})
-        return Made(made, homes, self._troubles())
+        return self._made(made)
 
     async def all(self) -> Made:
         """Every node that lives, on a host that answers."""
         await self._known(list(await self._rules()))
-        nodes = {name: (host, id) for host, own in self._there.items() for name, id in own.items()}
-        homes = {name: host for name, (host, _) in nodes.items()}
-        return Made({name: id for name, (_, id) in nodes.items()}, homes, self._troubles())
+        return self._made({name: (host, id) for host, own in self._there.items() for name, id in own.items()})
+
+    def _made(self, made: Mapping[str, tuple[str, str]]) -> Made:
+        """*made*: node -> host, and machine or failure."""
+        hosts = {name: host for name, (host, answer) in made.items() if not answer.startswith(FAILED)}
+        troubles = (f"{host} does not answer: {why}" for host, why in sorted(self._silent.items()))
+        return Made({name: answer for name, (_, answer) in made.items()}, hosts, tuple(troubles))
 
     # -- hosts ---------------------------------------------------------------------------------------------------------
 
@@ -208,17 +206,18 @@ class Placement:
         await asyncio.gather(*map(ask, sorted(homes.union(*(rules.get(name, ()) for name in nodes)))))
         return rules, placed
 
-    async def _send(self, act: str, homes: Mapping[str, str]) -> dict[str, str]:
+    async def _send(self, act: str, homes: Mapping[str, str]) -> dict[str, tuple[str, str]]:
         """To each host its nodes at once."""
 
-        async def ask(host: str) -> dict[str, str]:
+        async def ask(host: str) -> dict[str, tuple[str, str]]:
             own = [name for name, home in homes.items() if home == host]
             try:
-                reply = await self._answer(host, (act, ",".join(own)), self._settings.join)
+                answers = await self._answer(host, (act, ",".join(own)), self._settings.join)
             except BelljarError as exc:
                 self._silent[host] = exc.message
-                return dict.fromkeys(own, f"{FAILED}{exc.message}")
-            return {name: reply.get(name, "" if act == "suspend" else f"{FAILED}it said nothing of it") for name in own}
+                answers = dict.fromkeys(own, f"{FAILED}{exc.message}")
+            silent = "" if act == "suspend" else f"{FAILED}it said nothing of it"
+            return {name: (host, answers.get(name, silent).replace(FAILED, f"{FAILED}{host}: ", 1)) for name in own}
 
         answers = await asyncio.gather(*map(ask, sorted(set(homes.values()))))
         return {name: answer for each in answers for name, answer in each.items()}
@@ -233,8 +232,8 @@ class Placement:
             why = last_line(reply.err) or f"exit {reply.code}"
             raise CommandFailed(f"no answer of `belljar node {words[0]}`: {why}") from None
 
-    def _found(self, name: str) -> tuple[str, str]:
-        return next(((host, nodes[name]) for host, nodes in self._there.items() if name in nodes), ("", ""))
+    def _found(self, name: str) -> tuple[str, str] | None:
+        return next(((host, nodes[name]) for host, nodes in self._there.items() if name in nodes), None)
 
     def _why_not(self, name: str, rules: Mapping[str, tuple[str, ...]], placed: Mapping[str, str]) -> str:
         if (host := placed.get(name, "")) in self._silent:
@@ -243,17 +242,17 @@ class Placement:
             return f"{FAILED}no line of `placement` names it"
         return "" if set(rules[name]) & self._there.keys() else f"{FAILED}no host answers: {', '.join(rules[name])}"
 
-    def _troubles(self) -> tuple[str, ...]:
-        return tuple(f"{host} does not answer: {why}" for host, why in sorted(self._silent.items()))
-
     # -- what is written down ------------------------------------------------------------------------------------------
+
+    def _alone(self) -> AbstractContextManager[object]:
+        return locked(self._folder / LOCK, timeout=self._settings.join, what="place nodes")
 
     async def _rules(self) -> dict[str, tuple[str, ...]]:
         """node -> its hosts, in order. The first line that names a node counts."""
-        rules: dict[str, tuple[str, ...]] = {}
-        for nodes, hosts in map(rule, self._settings.placement):
-            for name in await self._names(nodes):
-                rules.setdefault(name, hosts)
+        rules = dict[str, tuple[str, ...]]()
+        for line in reversed(self._settings.placement):
+            nodes, _, hosts = line.partition("->")
+            rules |= dict.fromkeys(await self._names(nodes.strip()), tuple(hosts.split()))
         return rules
 
     def _placed(self) -> dict[str, str]:
@@ -267,12 +266,3 @@ class Placement:
 
     def _write(self, nodes: Mapping[str, str]) -> None:
         kept.keep(self._folder / PLACED, {"nodes": dict(nodes)}, durable=True)
-
-
-def rule(line: str) -> tuple[str, tuple[str, ...]]:
-    """`NODES -> HOST HOST`: a hostlist, and hosts in their order. Raises ValueError."""
-    nodes, arrow, hosts = line.partition("->")
-    words = tuple(hosts.split())
-    if not arrow or len(nodes.split()) != 1 or not words or not all(map(HOST.fullmatch, words)):
-        raise ValueError(f"{line[:80]!r} is not NODES -> HOST HOST")
-    return nodes.strip(), words

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from belljar.bait.arrivals import Answer, listening
 from belljar.bait.decisions import cache, decide
 from belljar.bait.decisions.advance import ALTERED, ELSEWHERE, UNFIT, next_step
 from belljar.bait.decisions.leaving import recover
-from belljar.bait.decisions.parts import invitation, refusal
+from belljar.bait.decisions.parts import invitation
 from belljar.bait.decisions.step import KEEPING, STARTING, Act, BaitState, Entry, Seen, State, is_moving
 from belljar.bait.journal import Journal, Status, order, read_status, show_status
 from belljar.bait.machines.keeper import Machines, feature_of, line_of
@@ -30,7 +31,6 @@ from belljar.errors import BelljarError
 from belljar.host.threads import in_thread
 from belljar.pool import JobState, JobView, NodeView, Pool
 from belljar.records import replace
-from belljar.service import kept
 from belljar.service.streams import at_most
 from belljar.service.systemd import serving
 from belljar.service.telling import Tell, Troubles
@@ -42,16 +42,8 @@ TAKEN_BACK = 30.0  # seconds in which a job that arrived is off the bait
 UNTOLD = 5.0  # seconds in which a prolog reports a job that begins here
 
 
-async def serve(
-    settings: Settings, folder: Path, pool: Pool, keeper: Machines, tell: Tell, judge: decide.Judge
-) -> None:
-    """A bait until TERM or INT. Raises HostError where another one works in this folder."""
-    with kept.alone(folder, "bait"):
-        await Daemon(settings, folder, pool, keeper, tell, judge).run()
-
-
 class Daemon:
-    """`run_command` carries out a command of the batch system."""
+    """Alone in its folder. `run_command` carries out a command of the batch system."""
 
     def __init__(
         self, settings: Settings, folder: Path, pool: Pool, keeper: Machines, tell: Tell, judge: decide.Judge, *,
@@ -60,16 +52,15 @@ class Daemon:
         self.settings, self.folder, self._pool, self._keeper, self._tell = settings, folder, pool, keeper, tell
         self._judge, self._command, self._clock = judge, run_command, clock
         self.journal = Journal(folder)
-        self.status = Status(settings.name, settings.system, os.getpid(), clock())
-        before = read_status(folder)
-        self.faults = decide.Faults(before.faults, before.failed) if before is not None else decide.Faults()
+        before = read_status(folder) or Status()
+        self.status = replace(before, name=settings.name, system=settings.system, pid=os.getpid(), started=clock())
         self._troubles = Troubles(tell)
         self._unnamed: dict[str, float] = {}  # node -> since when no job has named it
         self._untold: dict[str, float] = {}  # job -> since when it has been on a bait of ours
         self._wrong: dict[str, str] = {}  # questions that the batch system did not answer, and why
         self._wake, self._looking = asyncio.Event(), asyncio.Lock()
         self._acts = Acts(settings, pool, keeper, run_command, clock, self._troubles.note, self._wake.set)
-        if before is not None and before.state != BaitState.OPEN.value:
+        if before.state != BaitState.OPEN.value:
             self._acts.closed = set(settings.names)
 
     # -- what goes on --------------------------------------------------------------------------------------------------
@@ -159,29 +150,32 @@ class Daemon:
     # -- one look ------------------------------------------------------------------------------------------------------
 
     async def look(self) -> bool:
-        """See, decide, write down, act. True: something was done, or is under way."""
+        """See, decide, write down, act. True: something was done, or is under way. Without the batch system's answer nothing is begun or
+        ended."""
         async with self._looking:
-            seen = await self._see()
-            done = [await self._go_on(job, seen) for job in tuple(self.journal.entries)]
-            mark, there = feature_of(self.settings.name), (seen.nodes or {}).values()
-            ours = frozenset(node.name for node in there if mark in node.features)
-            for act in recover(self.journal.entries.values(), seen, ours):
-                done.append(True)
-                self._tell("cleaning up", act=act.do.value, of=act.of)
-                await self._acts.do(act, None)
-            if seen.jobs is not None and seen.nodes is not None:
+            done = list[bool]()
+            if (seen := await self._see()) is not None:
+                done += [await self._go_on(job, seen) for job in tuple(self.journal.entries)]
+                mark = feature_of(self.settings.name)
+                ours = frozenset(node.name for node in seen.nodes.values() if mark in node.features)
+                for act in recover(self.journal.entries.values(), seen, ours):
+                    done.append(True)
+                    self._tell("cleaning up", act=act.do.value, of=act.of)
+                    await self._acts.do(act, None, Entry("", State.CLOSED, seen.now))
                 await self._take_untold(seen.jobs)
                 await self._gather(seen.jobs)
-                done.append(await self._serve_next(seen, seen.jobs, seen.nodes))
+                done.append(await self._serve_next(seen))
+                done += [is_moving(entry, seen.machines) for entry in self.journal.entries.values()]
             self._write_status(seen)
-            return any(done) or any(is_moving(entry, seen.machines) for entry in self.journal.entries.values())
+            return any(done)
 
-    async def _see(self) -> Seen:
+    async def _see(self) -> Seen | None:
         machines = await in_thread(self._keeper.living)
         asked = self._ask("nodes", self._pool.query_nodes(), self._pool.nodes)
         nodes, jobs = await asyncio.gather(asked, self._jobs())
-        if jobs and nodes:
-            jobs = decide.as_given(decide.as_here(jobs, nodes, self.settings.names), self.journal.entries)
+        if nodes is None or jobs is None:
+            return None
+        jobs = decide.as_given(jobs, nodes, self.journal.entries, self.settings.names)
         entries = self.journal.entries.values()
         in_use = frozenset(id for entry in entries for id in entry.machines)
         for id in in_use - machines - self._acts.ended.keys() - self._acts.working.keys():
@@ -189,10 +183,9 @@ class Daemon:
                 self._acts.ended[id] = why
         idle = frozenset(id for entry in entries if entry.state in KEEPING for id in entry.machines)
         self._acts.forget(machines, in_use, idle)
-        named = self._named(jobs or {}, nodes or {} if jobs is not None else {})
         return Seen(
             self._clock(), jobs, nodes, machines, ended=self._acts.ended, proved=self._acts.proved, node=self._pool.name_of,
-            machine=self._pool.machine_of, named=named, saves=self._pool.saves,
+            machine=self._pool.machine_of, named=self._named(jobs, nodes), saves=self._pool.saves,
         )  # fmt: skip
 
     def _named(self, jobs: Mapping[str, JobView], nodes: Mapping[str, NodeView]) -> frozenset[str]:
@@ -248,7 +241,7 @@ class Daemon:
                 self._write(after)
             self._count(entry, after)
             for act in step.acts:
-                await self._act(act, after, seen.jobs or {})
+                await self._act(act, after, seen.jobs)
             is_moving = is_moving or bool(step.acts) or after.state is not entry.state
             if step.acts or after.state is State.CLOSED:
                 break
@@ -271,27 +264,26 @@ class Daemon:
         if after.state is entry.state:
             return
         if after.state is State.VM_READY:
-            self.faults = decide.Faults()
+            self.status = replace(self.status, faults=0, failed=0.0)
         elif entry.state in STARTING and not after.why.startswith((ASKERS, ALTERED, UNFIT, ELSEWHERE)):
             has_failed = bool(set(after.machines) & self._acts.ended.keys())
             if after.state is State.REPROCESS or (has_failed and not after.leads):
-                self.faults = decide.Faults(self.faults.count + 1, self._clock())
+                self.status = replace(self.status, faults=self.status.faults + 1, failed=self._clock())
 
-    async def _serve_next(self, seen: Seen, jobs: Mapping[str, JobView], nodes: Mapping[str, NodeView]) -> bool:
+    async def _serve_next(self, seen: Seen) -> bool:
         """One job's turn, and the bait's own state."""
-        entries, settings = self.journal.entries, self.settings
+        entries, settings, jobs = self.journal.entries, self.settings, seen.jobs
         starting = [entry for entry in entries.values() if entry.state in STARTING and entry.job in jobs]
-        room = await self._room(starting, seen, jobs)
+        room = await self._room(starting, seen)
         free = cache.with_kept(room, entries.values())
-        bait = decide.bait_now(order(self.folder), free, self.faults, settings, seen.now, starting=bool(starting))
+        faults, failed, is_starting = self.status.faults, self.status.failed, bool(starting)
+        bait = decide.bait_now(order(self.folder), free, faults, failed, settings, seen.now, starting=is_starting)
         turn = decide.Turn()
         if invited := invitation(entries, seen, bait, room, settings, self._judge):
-            theirs = invited.job  # a part of it is made here, or refused at once
-            if invited.why:
-                act = refusal(theirs, invited.machines[0], invited.why)
-                await self._acts.do(act, theirs, Entry(theirs.id, State.REJECTED, 0.0))
-            else:
-                self._write(Entry(theirs.id, State.VM_REQUESTED, seen.now, invited.machines, leads=False))
+            for act in invited.acts:
+                await self._acts.do(act, jobs[invited.entry.job], invited.entry)
+            if not invited.acts:
+                self._write(invited.entry)
         else:
             turn = decide.choose(entries.values(), jobs, bait, room, settings, self._judge)
         for job, why in turn.wrong:
@@ -300,15 +292,15 @@ class Daemon:
             turn = self._give(turn, jobs[turn.first], room, seen)
         for job in filter(None, (turn.job, *turn.ending)):
             await self._go_on(job, seen)
-        await self._acts.show(bait, nodes)
+        await self._acts.show(bait, seen.nodes)
         self.status = replace(self.status, state=bait.state.value, why=bait.why, waits=turn.why)
         return bool(turn.job or turn.wrong or turn.ending or invited)
 
-    async def _room(self, starting: list[Entry], seen: Seen, jobs: Mapping[str, JobView]) -> decide.Room:
+    async def _room(self, starting: list[Entry], seen: Seen) -> decide.Room:
         """What is free of this host, without what machines take that are not claimed yet."""
         cpus = memory = 0
         for entry in starting:
-            size = decide.size_of(jobs[entry.job], self.settings)
+            size = decide.size_of(seen.jobs[entry.job], self.settings)
             count = len(set(entry.here(self.settings.names)) - seen.machines)
             cpus, memory = cpus + size.cpus * count, memory + size.memory * count
         room = await in_thread(lambda: self._keeper.room(cpus))
@@ -317,7 +309,7 @@ class Daemon:
     def _give(self, turn: decide.Turn, job: JobView, room: decide.Room, seen: Seen) -> decide.Turn:
         """Machines to the job whose turn it is: new ones by their names, or kept ones, which change hands in one line."""
         entries, settings, entry, now = self.journal.entries, self.settings, self.journal.entries[job.id], seen.now
-        terms = None
+        terms, size = "", decide.size_of(job, settings)
         if settings.cache != NEVER and set(entry.on) <= set(settings.names):
             terms = cache.terms_of(job, self._keeper.image(job), settings)
         turn = cache.with_machines(turn, entries.values(), terms, decide.share_of(entry, job, settings), room)
@@ -325,22 +317,29 @@ class Daemon:
             self._write(replace(entries[name], state=State.FINISHED, since=now, why=f"job {job.id} needs its room"))
         if turn.kept:
             kept = entries[turn.kept]
-            mine = replace(entry, state=State.VM_BOOTING, machines=kept.machines, uses=kept.uses + 1, born=kept.born)
+            mine = replace(
+                entry,
+                state=State.VM_BOOTING,
+                machines=kept.machines,
+                takes=kept.takes,
+                uses=kept.uses + 1,
+                born=kept.born,
+            )
             kept = replace(kept, state=State.CLOSED, machines=(), why=f"job {job.id} has its machines")
             self._write(replace(mine, since=now, why="", asked=decide.asked_of(job), terms=terms, on=()), kept)
         elif turn.job:
-            machines = self._new_machines(decide.size_of(job, settings).count, seen)
+            machines = self._new_machines(size.count, seen)
             if not all(machines):
                 return replace(turn, job="", why=f"{job.id} waits for a name: all of `nodes` are in use")
             entry = replace(entry, state=State.VM_REQUESTED, machines=machines, asked=decide.asked_of(job), terms=terms)
-            on = entry.on if len(entry.on) == len(machines) else ()
-            self._write(replace(entry, since=now, why="", on=on, uses=0, born=now))
+            on, takes = entry.on if len(entry.on) == len(machines) else (), (size.all_cpus, size.all_memory)
+            self._write(replace(entry, since=now, why="", on=on, takes=takes, uses=0, born=now))
         return turn
 
     def _new_machines(self, count: int, seen: Seen) -> tuple[str, ...]:
         """Their ids; "" where no name is left."""
         known = {id for entry in self.journal.entries.values() for id in entry.machines} | seen.machines
-        machines, nodes = list[str](), {*map(seen.node, known), *(seen.nodes or {})}
+        machines, nodes = list[str](), {*map(seen.node, known), *seen.nodes}
         for _ in range(count):
             machines.append(self._pool.new_machine(nodes))
             nodes.add(seen.node(machines[-1]))
@@ -360,13 +359,12 @@ class Daemon:
             if entry.state is State.CLOSED:
                 self._troubles.now.pop(f"job {entry.job}", None)
 
-    def _write_status(self, seen: Seen) -> None:
-        states, views = [entry.state.value for entry in self.journal.entries.values()], seen.nodes or {}
-        name_of = self._pool.name_of
-        names = {id: name_of(id) for entry in self.journal.entries.values() for id in entry.machines}
-        nodes = {name: views[name].state.value if name in views else "" for name in names.values()}
-        self.status = replace(
-            self.status, looked=seen.now, jobs={state: states.count(state) for state in states}, nodes=nodes, names=names,
-            error=self._troubles.now.get("batch system", ""), faults=self.faults.count, failed=self.faults.at,
-        )  # fmt: skip
+    def _write_status(self, seen: Seen | None) -> None:
+        error = self._troubles.now.get("batch system", "")
+        self.status = replace(self.status, looked=self._clock(), error=error)
+        if seen is not None:
+            entries, views = self.journal.entries.values(), seen.nodes
+            names = {id: seen.node(id) for entry in entries for id in entry.machines}
+            nodes = {id: (name, views[name].state.value if name in views else "") for id, name in names.items()}
+            self.status = replace(self.status, jobs=dict(Counter(entry.state.value for entry in entries)), nodes=nodes)
         show_status(self.folder, self.status)

@@ -66,10 +66,10 @@ class Journal:
 class Status:
     """A bait at its last look. Moments are seconds since the epoch."""
 
-    name: str
-    system: str
-    pid: int
-    started: float
+    name: str = ""
+    system: str = ""
+    pid: int = 0
+    started: float = 0.0
     looked: float = 0.0
     state: str = BaitState.OPEN.value
     why: str = ""
@@ -78,8 +78,7 @@ class Status:
     faults: int = 0  # failed starts in a row
     failed: float = 0.0  # when the last one was
     jobs: dict[str, int] = field(default_factory=dict)  # how many in each state
-    nodes: dict[str, str] = field(default_factory=dict)  # of machines, with their states
-    names: dict[str, str] = field(default_factory=dict)  # machine -> node
+    nodes: dict[str, tuple[str, str]] = field(default_factory=dict)  # machine -> its node, and the state of that
 
 
 def read_status(folder: Path) -> Status | None:

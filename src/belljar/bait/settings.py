@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from belljar.bait import NEVER, Settings
-from belljar.bait.cloud import rule as rule_of_placement
 from belljar.bait.machines.keeper import feature_of
 from belljar.errors import BadSetting
 from belljar.host.guard.egress import rule
@@ -52,11 +51,6 @@ def _wrongs(settings: Settings) -> Iterator[tuple[str, str, str]]:
         yield "cache", f"{settings.system}: a machine serves one job", f'cache = "{NEVER}"'
     if not settings.images:
         yield "images", "is missing", 'as in images = ["worker"]: only images of the site may become nodes'
-    for line in settings.placement:
-        try:
-            rule_of_placement(line)
-        except ValueError as exc:
-            yield "placement", str(exc), 'as in placement = ["cloud[1-4] -> wn01 wn02"]'
     if settings.placement and not any("{host}" in word for word in settings.reach):
         yield "reach", "{host} is in no word of it", 'as in reach = ["ssh", "{host}", "belljar"]'
     for text in settings.services:

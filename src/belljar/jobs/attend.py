@@ -12,8 +12,8 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 
 from belljar.guest import BytesSource, Streams
@@ -234,25 +234,20 @@ async def suspend(loop: StoppableLoop, orders: Orders, terminal: RawTerminal | N
         tell_size(orders)  # of a change while we were stopped only those in the foreground were told
 
 
-@contextmanager
-def raw_terminal(is_wanted: bool) -> Iterator[RawTerminal | None]:
+def raw_terminal(is_wanted: bool) -> AbstractContextManager[RawTerminal | None]:
     """The caller's terminal for a while, where it is wanted."""
-    terminal = RawTerminal() if is_wanted else None
-    try:
-        yield terminal
-    finally:
-        if terminal is not None:
-            terminal.restore()
+    return RawTerminal() if is_wanted else nullcontext()
 
 
 class RawTerminal:
     """The caller's terminal, of which every byte goes to the guest, which echoes and interprets them; and always back again."""
 
-    def __init__(self) -> None:
+    def __enter__(self) -> RawTerminal:
         import termios
 
         self._before: list[Any] = termios.tcgetattr(0)
         self.enter()
+        return self
 
     def enter(self) -> None:
         import termios
@@ -260,9 +255,11 @@ class RawTerminal:
 
         tty.setraw(0, termios.TCSADRAIN)
 
-    def restore(self) -> None:
+    def restore(self, *_: object) -> None:
         """Give it back as it was. Restoring twice, or a terminal that is gone, is fine."""
         import termios
 
         with suppress(termios.error):
             termios.tcsetattr(0, termios.TCSADRAIN, self._before)
+
+    __exit__ = restore

@@ -44,12 +44,18 @@ def extract(runtime: Runtime, disk: str, paths: Sequence[str], target: Path) -> 
     """Copy these paths of an image or a kept machine's disk into a folder or a new archive. Raises BadOption,
     ImageUnknown, MachineBusy."""
     with ExitStack() as held:
-        if is_archive(target):
-            descriptor = held.enter_context(_named_when_whole(target))
-            sink = held.enter_context(_archive(runtime, descriptor, is_packed=target.name.endswith(TAR_GZ)))
-            asyncio.run(runtime.workshop().archive(_held(runtime, disk, held), paths, sink))
-        else:
-            asyncio.run(runtime.workshop().extract(_held(runtime, disk, held), paths, target.absolute()))
+        if not is_archive(target):
+            return asyncio.run(runtime.workshop().extract(_held(runtime, disk, held), paths, target.absolute()))
+        if target.is_dir():
+            raise BadOption(f"{target}: Is a directory", hint=ARCHIVE)
+        try:
+            with (
+                named_when_whole(target) as file,
+                _archive(runtime, file, is_packed=target.name.endswith(TAR_GZ)) as sink,
+            ):
+                asyncio.run(runtime.workshop().archive(_held(runtime, disk, held), paths, sink))
+        except OSError as exc:
+            raise BadOption(f"{target}: {exc.strerror}", hint=ARCHIVE) from exc
 
 
 def survey(runtime: Runtime, disk: Path, size: int, target: Path) -> None:
@@ -107,18 +113,6 @@ def _origin(image: Image, name: str) -> intake.Origin:
     if image.kernel and not image.facts.get("agent_in_initrd"):  # its importer gave them
         return intake.Origin(source, name, image.kernel, image.initrd, image.append, firmware, kept)
     return intake.Origin(source, name, firmware=firmware, facts=kept)
-
-
-@contextmanager
-def _named_when_whole(output: Path) -> Iterator[int]:
-    """Raises BadOption."""
-    if output.is_dir():
-        raise BadOption(f"{output}: Is a directory", hint=ARCHIVE)
-    try:
-        with named_when_whole(output) as descriptor:
-            yield descriptor
-    except OSError as exc:
-        raise BadOption(f"{output}: {exc.strerror}", hint=ARCHIVE) from exc
 
 
 @contextmanager

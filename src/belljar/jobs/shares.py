@@ -52,34 +52,24 @@ def share(text: str, before: str = "--share ") -> Share:
     """[KIND:]SRC[:DST][:ro|rw]. The usual kind needs no word, so a folder may have its name. Raises BadOption."""
     if text.lower().startswith("nfs://"):
         raise BadOption(f"{before}{text[:80]!r}: an export is not a folder of this host", hint=NO_EXPORTS)
-    kind, colon, _ = text.partition(":")
-    is_said = bool(colon) and kind in share_names() and not share_kind(kind).is_usual
-    prefix = f"{kind}:" if is_said else ""
-    source, *rest = text.removeprefix(prefix).split(":")
-    readonly = True
-    if rest and rest[-1] in ("ro", "rw"):
-        readonly = rest.pop() == "ro"
-    if not source or len(rest) > 1 or not all(target.startswith("/") for target in rest):
-        raise BadOption(f"{before}{text}: not of the form {prefix}SRC[:DST][:ro|rw] with an absolute DST")
-    target = os.path.normpath(*rest or [os.path.abspath(source)])
+    kinds = "|".join(name for name in share_names() if not share_kind(name).is_usual)
+    match = re.fullmatch(rf"(?:({kinds}):)?([^:]+)(?::(/[^:]*))?(?::(ro|rw))?", text, re.DOTALL)
+    if match is None:
+        raise BadOption(f"{before}{text}: not of the form [{kinds}:]SRC[:DST][:ro|rw] with an absolute DST")
+    kind, source, target, access = match.groups()
+    target = os.path.normpath(target or os.path.abspath(source))
     if target in GUESTS_OWN:
         raise BadOption(f"{before}{text}: {target} is the guest's own", hint="Name another folder as DST.")
-    return Share(os.path.realpath(source), target, readonly, prefix.rstrip(":"))
+    return Share(os.path.realpath(source), target, access != "rw", kind or "")
 
 
 def network_of(text: str) -> tuple[NetworkMode, str]:
     """none, user, bridge, bridge:NAME or isolated:GROUP. Raises BadOption; whether it exists is seen later."""
-    kind, colon, name = text.partition(":")
-    try:
-        mode = NetworkMode(kind)
-    except ValueError:
+    match = re.fullmatch(r"(none|user|bridge)|(bridge|isolated):(.+)", text, re.DOTALL)
+    if match is None:
         hint = "Give none, user, bridge, bridge:NAME (of `network.bridges`), or isolated:GROUP."
-        raise BadOption(f"--network {text[:80]!r}: no such kind of network", hint=hint) from None
-    if colon and (mode not in (NetworkMode.BRIDGE, NetworkMode.ISOLATED) or not name):
-        raise BadOption(f"--network {text[:80]!r}: {'no name may follow' if name else 'the name is missing'}")
-    if mode is NetworkMode.ISOLATED and not name:
-        raise BadOption("--network isolated: the name of the group is missing")
-    return mode, name
+        raise BadOption(f"--network {text[:80]!r}: no such kind of network", hint=hint)
+    return NetworkMode(match[1] or match[2]), match[3] or ""
 
 
 def port_of(text: str, before: str = "--publish ") -> Port:

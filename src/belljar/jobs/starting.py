@@ -146,6 +146,7 @@ def with_user_data(
     request: Request, template: str, named_options: list[str], named_files: list[str], runtime: Runtime
 ) -> Request:
     """The request with its user data. Raises BadOption, DownloadFailed."""
+    from belljar.context.userdata import check_option
     from belljar.machine.extras.network import has_metadata
 
     def with_data(data: bytes) -> Request:
@@ -164,48 +165,32 @@ def with_user_data(
         jobfeatures=f"{base}/jobfeatures" if base else "/etc/jobfeatures" if has_files else "",
         joboutputs=f"{base}/joboutputs" if base else "",
     )  # fmt: skip
-    files = {name: _read(path, "--user-data-file") for name, path in _pairs("--user-data-file", named_files).items()}
-    options = {name: os.fsencode(text) for name, text in _pairs("--user-data-option", named_options).items()}
-    for name in files.keys() & options.keys():
-        raise BadOption(f"--user-data-option {name} and --user-data-file {name}: one of them only")
+    options, files = dict[str, bytes](), dict[str, bytes]()
+    for option, words, values in (("option", named_options, options), ("file", named_files, files)):
+        for word in words:
+            name, equals, value = word.partition("=")
+            if not equals or name in options or name in files:
+                why = "given twice" if equals else "not of the form K=..."
+                raise BadOption(f"--user-data-{option} {name[:80]}: {why}")
+            check_option(name)
+            values[name] = _read(value, "--user-data-file") if values is files else os.fsencode(value)
     if settings.cvmfs_proxy and "cvmfs_proxy" not in files:
         options.setdefault("cvmfs_proxy", settings.cvmfs_proxy.encode())
-    text = _fetch(url, runtime) if url else _read(template, "--user-data")
-    return with_data(filled_in(text, about, options, files))
+    return with_data(filled_in(_read(template, "--user-data", runtime), about, options, files))
 
 
-def _pairs(option: str, words: list[str]) -> dict[str, str]:
-    from belljar.context.userdata import check_option
-
-    pairs = dict[str, str]()
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals:
-            raise BadOption(f"{option} {word[:80]}: not of the form K=...")
-        check_option(name)
-        if name in pairs:
-            raise BadOption(f"{option} {name}: given twice")
-        pairs[name] = value
-    return pairs
-
-
-def _read(path: str, option: str) -> bytes:
-    """A file of at most a MiB, or what a pipe says."""
+def _read(place: str, option: str, runtime: Runtime | None = None) -> bytes:
+    """A file of at most a MiB, or what a pipe or an http server says."""
     from belljar.context.userdata import LARGEST, check_size
-
-    try:
-        data = read_named(path, LARGEST)
-    except OSError as exc:
-        raise BadOption(f"{option} {path}: {exc.strerror}") from exc
-    check_size(data, path)
-    return data
-
-
-def _fetch(url: str, runtime: Runtime) -> bytes:
-    from belljar.context.userdata import LARGEST
     from belljar.image.intake.fetch import small_file
 
     try:
-        return small_file(url, LARGEST, patience=runtime.settings.image.stall_timeout)
+        if runtime is not None and place.startswith(SCHEMES):
+            return small_file(place, LARGEST, patience=runtime.settings.image.stall_timeout)
+        data = read_named(place, LARGEST)
     except ImageTooLarge as exc:
-        raise BadOption(f"--user-data {exc.message}") from exc
+        raise BadOption(f"{option} {exc.message}") from exc
+    except OSError as exc:
+        raise BadOption(f"{option} {place}: {exc.strerror}") from exc
+    check_size(data, place)
+    return data

@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from belljar.errors import BelljarError, CommandFailed, HostError, NoSuchMachine, UsageError
 from belljar.host.privileges import User, as_user, become, user_of
@@ -46,36 +46,6 @@ def reach(runtime: Runtime, reference: str) -> tuple[Runtime, MachineView]:
         return runtime, runtime.machines.find(reference)
     owner, slash, rest = reference.partition("/")
     name = rest if slash else reference
-    owners = [user for user in (*users, None) if not slash or owner in _names(user)]
-    fits = [fit for user in owners if (fit := _look(runtime, user, name))]
-    chosen = [fit for fit in fits if fit.alive] or fits
-    if len(chosen) > 1:
-        names = ", ".join(f"{_names(fit.user)[0]}/{name}" for fit in chosen[:5])
-        raise UsageError(f"{reference}: fits {names}", hint="Give the user too, as written above.")
-    if not chosen:
-        raise NoSuchMachine(f"{reference}: no machine of this id or name, of any user of this node")
-    user, id = chosen[0].user, chosen[0].id
-    if user is None:
-        return runtime, runtime.machines.find(id)
-    become(user.with_groups())
-    theirs = runtime.of_user(user.uid, user.home)
-    return theirs, theirs.machines.find(id)
-
-
-class Fit(NamedTuple):
-    """A machine that fits, as its owner's folders tell it; without a user it is our own."""
-
-    user: User | None
-    id: str
-    alive: bool
-
-
-def _names(user: User | None) -> tuple[str, str]:
-    return (user.name, str(user.uid)) if user else ("root", "0")
-
-
-def _look(runtime: Runtime, user: User | None, name: str) -> Fit | None:
-    """What fits among this user's machines; None where nothing does or it cannot be told."""
 
     def look(theirs: Runtime) -> list[object]:
         with suppress(NoSuchMachine):
@@ -83,11 +53,29 @@ def _look(runtime: Runtime, user: User | None, name: str) -> Fit | None:
             return [view.id, view.alive]
         return []
 
-    with suppress(CommandFailed):
-        match asked_as(runtime, user, look, what="look for a machine"):
-            case [str(id), bool(alive)]:
-                return Fit(user, id[:100], alive)
-    return None
+    fits = list[tuple[User | None, str, bool]]()
+    for user in (*users, None):
+        if not slash or owner in _names(user):
+            with suppress(CommandFailed):
+                match asked_as(runtime, user, look, what="look for a machine"):
+                    case [str(id), bool(alive)]:
+                        fits.append((user, id[:100], alive))
+    chosen = [fit for fit in fits if fit[2]] or fits
+    if len(chosen) > 1:
+        names = ", ".join(f"{_names(user)[0]}/{name}" for user, *_ in chosen[:5])
+        raise UsageError(f"{reference}: fits {names}", hint="Give the user too, as written above.")
+    if not chosen:
+        raise NoSuchMachine(f"{reference}: no machine of this id or name, of any user of this node")
+    user, id, _ = chosen[0]
+    if user is None:
+        return runtime, runtime.machines.find(id)
+    become(user.with_groups())
+    theirs = runtime.of_user(user.uid, user.home)
+    return theirs, theirs.machines.find(id)
+
+
+def _names(user: User | None) -> tuple[str, str]:
+    return (user.name, str(user.uid)) if user else ("root", "0")
 
 
 def asked_as(

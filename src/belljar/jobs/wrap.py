@@ -86,7 +86,7 @@ def understood(runtime: Runtime) -> tuple[errors.BelljarError | None, bool]:
         hides = any(it.key in ("", "batch", *DECIDES_THE_IMAGE) and not it.is_users for it in mistakes)
         text = "; ".join(map(str, own or mistakes)) or exc.message
         sites = errors.HostError(f"this node's settings: {text}", hint="The site has to correct them.")
-        runtime.be_lenient()
+        runtime.is_lenient = True
         return errors.BadSetting(text) if own else sites, hides
 
 

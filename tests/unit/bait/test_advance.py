@@ -6,10 +6,10 @@ import pytest
 from tests.unit.bait.moves import MOVES
 
 from belljar.bait import Settings
-from belljar.bait.decisions.advance import HANDLERS, UNFIT, next_step
+from belljar.bait.decisions.advance import AFTER, HANDLERS, UNFIT, next_step
 from belljar.bait.decisions.decide import asked_of
 from belljar.bait.decisions.leaving import recover
-from belljar.bait.decisions.step import ASKED_FOR, MOVED, QUIET, Act, Do, Entry, Seen, State
+from belljar.bait.decisions.step import ASKED_FOR, MOVED, QUIET, Act, Do, Entry, Seen, State, Step
 from belljar.model import MIB
 from belljar.pool import JobState, JobView, NodeState, NodeView, node_of
 from belljar.records import replace
@@ -35,15 +35,7 @@ THERE = replace(JOB, on=(node_of("0" * 12),))
 
 
 def test_every_state_but_the_last_has_a_handler() -> None:
-    assert set(HANDLERS) == set(State) - {S.CLOSED}
-
-
-@pytest.mark.parametrize("state", [one for one in State if one is not S.CLOSED])
-def test_a_batch_system_that_does_not_answer_means_nothing(state: State) -> None:
-    for silent in (replace(seen(), jobs=None), replace(seen(), nodes=None)):
-        assert next_step(entry(state), silent, SETTINGS) == next_step(entry(state), silent, SETTINGS)
-        assert next_step(entry(state), silent, SETTINGS).acts == ()
-        assert next_step(entry(state), silent, SETTINGS).entry == entry(state)
+    assert {*HANDLERS, *AFTER} == set(State) - {S.CLOSED}
 
 
 @pytest.mark.parametrize("state", [one for one in State if one not in (S.CLOSED, S.FINISHED)])
@@ -318,6 +310,11 @@ def test_a_job_is_moved_when_its_nodes_are_known_for_as_long_as_the_site_wants()
     assert next_step(entry(S.VM_READY), seen(5.0, held), settled).entry.state is S.VM_READY
     assert next_step(entry(S.VM_READY), seen(7.0, held), settled).entry.state is S.MIGRATING
     assert next_step(entry(S.VM_READY), seen(5.0, held), SETTINGS).entry.state is S.MIGRATING
+
+
+def test_a_job_that_still_leaves_its_node_is_not_moved() -> None:
+    leaves = seen(7.0, replace(JOB, state=JobState.ENDING))
+    assert next_step(entry(S.VM_READY, asked=ASKED), leaves, SETTINGS) == Step(entry(S.VM_READY, asked=ASKED))
 
 
 # -- nodes that lie

@@ -49,7 +49,7 @@ async def test_a_job_that_asks_for_what_the_host_never_has_is_held_and_told(
     await house.looks(4)
     assert house.side.asked[-1] == ("note", "7", why) and house.machines.alive == set()
     assert house.told[-1] == ("job", {"job": "7", "state": "rejected", "machines": "", "tries": None, "why": why})
-    assert house.daemon.faults.count == 0
+    assert house.daemon.status.faults == 0
 
 
 async def test_a_machine_has_no_feature_that_its_bait_has_not(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ async def test_an_image_without_slurmd_is_found_at_its_first_machine(house: Hous
     house.machines.over[id] = why
     await house.looks(5)
     assert house.states == ["arrived", "stopped", "vm-requested", "vm-booting", "reprocess", "rejected"]
-    assert house.side.asked[-1] == ("note", "7", why) and house.daemon.faults.count == 0
+    assert house.side.asked[-1] == ("note", "7", why) and house.daemon.status.faults == 0
 
 
 async def test_a_machine_that_never_joins_is_quoted(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ async def test_a_machine_that_never_joins_is_quoted(house: House, monkeypatch: p
     await house.looks(1)
     why = "a machine did not join within 0 s; slurmd: error: Unable to register: Protocol authentication error"
     assert [facts["why"] for event, facts in house.told if facts.get("state") == "reprocess"] == [why]
-    assert house.daemon.faults.count == 1
+    assert house.daemon.status.faults == 1
 
 
 def test_what_a_guest_writes_is_one_short_plain_line() -> None:
@@ -116,7 +116,7 @@ async def test_a_job_is_altered_while_its_machine_boots(house: House) -> None:
     await house.looks(5)
     entry = house.daemon.journal.entries["7"]
     assert entry.asked == "1 nodes, 1 cpus, 900 MiB" and len(house.machines.alive) == 1 and house.machines.alive != {id}
-    assert house.daemon.faults.count == 0
+    assert house.daemon.status.faults == 0
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from argparse import Namespace
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ from tests.unit.bait.plain import Plain, nothing
 
 from belljar.bait import Order, Settings
 from belljar.bait.arrivals import Answer
-from belljar.bait.daemon import Daemon, serve
+from belljar.bait.daemon import Daemon
 from belljar.bait.decisions.decide import Room
 from belljar.bait.decisions.note import Parts, write
 from belljar.bait.decisions.step import Entry, State
 from belljar.bait.journal import give_order, read, read_status
 from belljar.bait.machines.keeper import feature_of
+from belljar.cli.bait import bait as verbs
 from belljar.errors import BadOption, CommandFailed, HostError
 from belljar.model import GIB, MIB
 from belljar.pool import JobState, JobView, NodeState, NodeView, machine_of
@@ -309,7 +311,7 @@ async def test_a_part_of_another_baits_job_is_made_here_or_refused(house: House,
     assert (kept.leads, kept.machines, kept.state) == (False, ("b" * 12,), State.VM_BOOTING)
     house.see(replace(theirs, note="belljar: its machine failed"))
     await house.looks()
-    assert house.machines.alive == set() and read(tmp_path) == {} and house.daemon.faults.count == 0
+    assert house.machines.alive == set() and read(tmp_path) == {} and house.daemon.status.faults == 0
 
 
 async def test_a_part_that_cannot_be_made_is_told_and_counts_as_this_hosts_fault(house: House) -> None:
@@ -318,10 +320,10 @@ async def test_a_part_that_cannot_be_made_is_told_and_counts_as_this_hosts_fault
     house.see(replace(HELD, nodes=2, note=f"belljar: {write(parts)}"))
     await house.looks(5)
     told = f"{write(parts)} failed={'b' * 12} HostError: the store is broken"
-    assert house.side.asked[-1] == ("note", "7", told) and house.daemon.faults.count == 1
+    assert house.side.asked[-1] == ("note", "7", told) and house.daemon.status.faults == 1
     house.see(replace(HELD, nodes=2, note=f"belljar: {told}"))
     await house.looks()
-    assert read(house.daemon.folder) == {} and house.daemon.faults.count == 1
+    assert read(house.daemon.folder) == {} and house.daemon.status.faults == 1
 
 
 async def test_only_the_bait_of_its_first_node_takes_a_job_back(house: House) -> None:
@@ -368,7 +370,7 @@ async def test_a_start_that_fails_is_tried_again_and_then_the_job_goes_back(hous
     assert ("give_back", "7", "batch", "30.0") in house.side.asked
     assert ("note", "7", "HostError: the store is broken") in house.side.asked
     assert house.states.count("vm-requested") == house.states.count("reprocess") == 3
-    assert house.daemon.faults.count == 3
+    assert house.daemon.status.faults == 3
     house.see(replace(HELD, state=JobState.WAITING))
     await house.looks(2)
     status = read_status(house.daemon.folder)
@@ -381,18 +383,18 @@ async def test_a_bait_that_is_restarted_knows_of_the_failed_starts_before_it(hou
     house.machines.refuses = OSError("no process is left")  # as it comes from the kernel
     await house.looks(14)
     again = House(tmp_path)
-    assert again.daemon.faults == house.daemon.faults and again.daemon.faults.count == 3
+    assert again.daemon.status.failed == house.daemon.status.failed and again.daemon.status.faults == 3
     again.see(None)
     await again.looks(1)
     status = read_status(tmp_path)
-    assert status is not None and (status.state, status.failed) == ("closed-faults", house.daemon.faults.at)
+    assert status is not None and (status.state, status.failed) == ("closed-faults", house.daemon.status.failed)
 
 
 async def test_what_its_asker_did_wrong_is_no_fault_of_this_host(house: House) -> None:
     await arrives(house)
     house.machines.refuses = BadOption("its user is not known on this host")
     await house.looks(14)
-    assert house.daemon.faults.count == 0 and house.side.asked[-2][0] == "give_back"
+    assert house.daemon.status.faults == 0 and house.side.asked[-2][0] == "give_back"
 
 
 async def test_an_impossible_job_is_held_with_the_reason(house: House) -> None:
@@ -449,7 +451,9 @@ async def test_the_batch_system_is_told_that_the_bait_is_closed(house: House) ->
         assert (house.side.asked == [("open", "bait1")]) is opened  # what somebody else closed stays closed
 
 
-async def test_one_bait_works_in_a_folder(house: House, tmp_path: Path) -> None:
-    pool: Any = house.side
-    with kept.alone(tmp_path, "bait"), pytest.raises(HostError, match="another bait works here"):
-        await serve(SETTINGS, tmp_path, pool, house.machines, lambda *a, **k: None, lambda job: "")
+def test_one_bait_works_in_a_folder(tmp_path: Path) -> None:
+    runtime: Any = None
+    file = tmp_path / "bait.toml"
+    file.write_text('[bait]\nimages = ["worker"]\nnetworks = { open = "br0" }\n')
+    with kept.alone(tmp_path / "state", "bait"), pytest.raises(HostError, match="another bait works here"):
+        verbs.run(Namespace(file=file, state=tmp_path / "state", format="table"), runtime)

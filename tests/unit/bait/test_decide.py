@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.unit.bait.plain import nothing
 
 from belljar.bait import Order, Settings
-from belljar.bait.decisions.decide import Bait, Faults, Room, as_given, bait_now, choose, impossible, size_of
+from belljar.bait.decisions.decide import Bait, Room, as_given, bait_now, choose, impossible, size_of
 from belljar.bait.decisions.note import Parts, write
 from belljar.bait.decisions.step import BaitState, Entry, State
 from belljar.model import GIB, MIB
@@ -41,16 +41,16 @@ def stopped(id: str = "1", since: float = 0.0) -> Entry:
         ({"room": replace(ROOM, disk=MIB)}, BaitState.CLOSED_RESOURCES, "1 MiB of disk free, 2048 MiB are the least"),
         ({"room": replace(ROOM, cpus=0)}, BaitState.CLOSED_RESOURCES, "no processor is free"),
         ({"room": replace(ROOM, no_image="worker: corrupt")}, BaitState.CLOSED_STORE, "worker: corrupt"),
-        ({"faults": Faults(3, 900.0)}, BaitState.CLOSED_FAULTS, "3 starts failed in a row"),
-        ({"faults": Faults(3, 600.0)}, BaitState.OPEN, ""),  # after five minutes one job is let in
-        ({"faults": Faults(3, 600.0), "starting": True}, BaitState.CLOSED_FAULTS, "3 starts failed in a row"),
-        ({"faults": Faults(2, 999.0)}, BaitState.OPEN, ""),
+        ({"faults": 3, "failed": 900.0}, BaitState.CLOSED_FAULTS, "3 starts failed in a row"),
+        ({"faults": 3, "failed": 600.0}, BaitState.OPEN, ""),  # after five minutes one job is let in
+        ({"faults": 3, "failed": 600.0, "starting": True}, BaitState.CLOSED_FAULTS, "3 starts failed in a row"),
+        ({"faults": 2, "failed": 999.0}, BaitState.OPEN, ""),
     ],
 )
 def test_a_bait_is_open_unless_something_speaks_against_it(
     facts: dict[str, object], state: BaitState, why: str
 ) -> None:
-    said = {"order": Order(), "room": ROOM, "faults": Faults(), "settings": SETTINGS, "now": 1000.0} | facts
+    said = {"order": Order(), "room": ROOM, "faults": 0, "failed": 0.0, "settings": SETTINGS, "now": 1000.0} | facts
     assert bait_now(**said) == Bait(state, why)  # type: ignore[arg-type]
 
 
@@ -77,15 +77,15 @@ def test_a_machine_has_what_its_job_was_given_on_the_bait() -> None:
     """A node of its own has more processors than the job asks for; a range of nodes has memory for each."""
     asked = job(cpus=1, memory=600 * MIB)
     given = replace(stopped(), given=(16, 1200 * MIB))
-    (whole,) = as_given({"1": asked}, {"1": given}).values()
+    (whole,) = as_given({"1": asked}, {}, {"1": given}, ()).values()
     assert (whole.cpus, whole.memory) == (16, 1200 * MIB)
     assert size_of(whole, SETTINGS).cpus == 16
     larger = replace(asked, memory=2 * GIB)  # altered since
-    assert as_given({"1": larger}, {"1": given})["1"].memory == 2 * GIB
-    assert as_given({"1": replace(asked, memory=0)}, {"1": given})["1"].memory == 0  # it is refused
+    assert as_given({"1": larger}, {}, {"1": given}, ())["1"].memory == 2 * GIB
+    assert as_given({"1": replace(asked, memory=0)}, {}, {"1": given}, ())["1"].memory == 0  # it is refused
     note = "belljar: " + write(Parts((("bait1", "a" * 12), ("bait2", "b" * 12)), given=(32, 2 * GIB)))
-    other = as_given({"1": replace(asked, note=note)}, {})["1"]  # as another host's bait sees it
-    assert (other.cpus, other.memory) == (32, 2 * GIB) and as_given({"1": asked}, {})["1"] == asked
+    other = as_given({"1": replace(asked, note=note)}, {}, {}, ())["1"]  # as another host's bait sees it
+    assert (other.cpus, other.memory) == (32, 2 * GIB) and as_given({"1": asked}, {}, {}, ())["1"] == asked
 
 
 def test_jobs_are_served_in_their_order() -> None:
@@ -128,7 +128,7 @@ def test_whose_turn_it_is_does_not_depend_on_the_order_of_a_list(given: list[tup
 def test_a_full_network_closes_the_bait_only_where_somebody_said_so() -> None:
     said = replace(SETTINGS, min_bandwidth=10_000_000)
     for free, state in ((9_000_000, BaitState.CLOSED_RESOURCES), (10_000_000, BaitState.OPEN), (None, BaitState.OPEN)):
-        assert bait_now(Order(), replace(ROOM, bandwidth=free), Faults(), said, 0.0).state is state
-    full = bait_now(Order(), replace(ROOM, bandwidth=9_000_000), Faults(), said, 0.0)
+        assert bait_now(Order(), replace(ROOM, bandwidth=free), 0, 0.0, said, 0.0).state is state
+    full = bait_now(Order(), replace(ROOM, bandwidth=9_000_000), 0, 0.0, said, 0.0)
     assert full.why == "9000 kB/s of bandwidth free, 10000 kB/s are the least"
-    assert bait_now(Order(), replace(ROOM, bandwidth=0), Faults(), SETTINGS, 0.0).is_open
+    assert bait_now(Order(), replace(ROOM, bandwidth=0), 0, 0.0, SETTINGS, 0.0).is_open

@@ -13,8 +13,8 @@ from tests.unit.bait.test_worlds import JOB, SETTINGS, Killed, World
 from belljar.bait.decisions.advance import next_step
 from belljar.bait.decisions.decide import Bait, Room
 from belljar.bait.decisions.leaving import recover
-from belljar.bait.decisions.note import LONGEST, Parts, is_too_long, read, write
-from belljar.bait.decisions.parts import Invitation, invitation, refusal
+from belljar.bait.decisions.note import LONGEST, Parts, read, too_long, write
+from belljar.bait.decisions.parts import invitation, refusal
 from belljar.bait.decisions.step import Act, BaitState, Do, Entry, Seen, State, Step
 from belljar.model import GIB
 from belljar.pool import JobState, JobView, NodeState, NodeView, node_of
@@ -102,10 +102,10 @@ class Hosts(World):
         invited = invitation(host.journal, seen, host.bait, ROOM, host.settings, nothing)
         if invited is not None:
             self.point()
-            if invited.why:
-                self.do(refusal(invited.job, invited.machines[0], invited.why))
-            else:
-                host.journal["7"] = Entry("7", S.VM_REQUESTED, self.now, invited.machines, leads=False)
+            for act in invited.acts:
+                self.do(act)
+            if not invited.acts:
+                host.journal["7"] = invited.entry
 
     @property
     def is_clean(self) -> bool:
@@ -211,15 +211,15 @@ def seen(job: JobView | None = HELD, now: float = 1.0, lives: bool = True, node:
     return Seen(now, {} if job is None else {"7": job}, nodes, frozenset({"b" * 12} if lives else ()))
 
 
-def invited(job: JobView, room: Room = ROOM, bait: Bait = OPEN) -> Invitation | None:
+def invited(job: JobView, room: Room = ROOM, bait: Bait = OPEN) -> Step | None:
     return invitation({}, seen(job, lives=False), bait, room, SECOND, nothing)
 
 
 def test_a_part_is_taken_when_there_is_room_for_it_and_refused_where_it_can_never_be() -> None:
-    assert invited(HELD) == Invitation(HELD, ("b" * 12,))
+    assert invited(HELD) == Step(Entry("7", S.VM_REQUESTED, 1.0, ("b" * 12,), leads=False))
     assert invited(HELD, replace(ROOM, cpus=0)) is None and invited(HELD, replace(ROOM, memory=GIB // 4)) is None
     refused = invited(replace(HELD, image="el7"))
-    assert refused is not None and "image el7: not among the images" in refused.why
+    assert refused is not None and "image el7: not among the images" in refused.acts[0].of
     assert invited(replace(HELD, note="belljar: its machine failed")) is None
     assert invited(replace(HELD, note=NOTE + f" failed={'a' * 12} no space")) is None
     assert invited(replace(HELD, state=JobState.RUNNING, on=NAMES)) is None
@@ -252,14 +252,16 @@ def test_while_the_job_runs_on_its_node_the_note_means_nothing() -> None:
 
 def test_a_part_that_fails_is_told_to_its_leader_until_that_has_seen_it() -> None:
     late = next_step(part(S.VM_BOOTING), seen(now=SECOND.join + 1), SECOND).entry
-    assert late.state is S.FINISHED and late.why == "it did not join within 300 s"
+    assert late.state is S.FINISHED and late.why == "a machine did not join within 300 s"
     told = next_step(late, seen(now=400.0), SECOND).acts[0]
-    assert told == Act(Do.NOTE, f"{NOTE.removeprefix('belljar: ')} failed={'b' * 12} it did not join within 300 s")
+    assert told == Act(
+        Do.NOTE, f"{NOTE.removeprefix('belljar: ')} failed={'b' * 12} a machine did not join within 300 s"
+    )
     note = f"belljar: {told.of}"
     leading = Entry("7", S.VM_BOOTING, 0.0, ("a" * 12, "b" * 12), on=NAMES)
     ready = replace(seen(replace(HELD, note=note), lives=False), machines=frozenset({"a" * 12}))
     failed = next_step(leading, ready, SETTINGS).entry
-    assert (failed.state, failed.why) == (S.REPROCESS, "elsewhere: bait2: it did not join within 300 s")
+    assert (failed.state, failed.why) == (S.REPROCESS, "elsewhere: bait2: a machine did not join within 300 s")
     back = next_step(failed, ready, SETTINGS)
     assert back.acts[0] == Act(Do.NOTE, failed.why) and Act(Do.END, "a" * 12) in back.acts
     assert next_step(late, seen(replace(HELD, note=note), 400.0, lives=False), SECOND).entry.state is S.CLOSED
@@ -285,4 +287,4 @@ def test_a_note_that_is_not_ours_names_no_parts() -> None:
         NOTE + "\n",
     ):
         assert read(wrong) == Parts()
-    assert is_too_long(["n" * 60] * (LONGEST // 74 + 1)) and not is_too_long(NAMES)
+    assert too_long(["n" * 60] * (LONGEST // 74 + 1)) and not too_long(NAMES)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from belljar.bait import Settings
-from belljar.bait.cloud import PLACED, Made, Placement, rule
+from belljar.bait import ON_HOSTS, Settings
+from belljar.bait.cloud import PLACED, Made, Placement
 from belljar.bait.settings import load
 from belljar.errors import BadOption, BadSetting, CommandFailed
 from belljar.host.commands import Finished
@@ -153,11 +153,9 @@ async def test_a_program_that_is_not_there_is_a_host_that_does_not_answer(hosts:
 
 
 @pytest.mark.parametrize(
-    "line", ["", "cloud1", "cloud1 ->", "-> wn01", "a b -> wn01", "cloud1 -> -oProxyCommand=x", "cloud1 -> a;b"]
+    "line", ["cloud1", "cloud1 ->", "-> wn01", "a b -> wn01", "cloud1 -> -oProxyCommand=x", "cloud1 -> a;b"]
 )
 def test_a_line_that_is_none_is_refused(line: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is not NODES -> HOST HOST"):
-        rule(line)
     file = tmp_path / "bait.toml"
     file.write_text(f'[bait]\nimages = ["worker"]\nnetworks = {{ open = "br0" }}\nplacement = ["{line}"]\n')
     with pytest.raises(BadSetting, match="is not NODES -> HOST HOST"):
@@ -168,5 +166,5 @@ def test_a_line_that_is_none_is_refused(line: str, tmp_path: Path) -> None:
 
 
 def test_hosts_are_reached_by_words_and_not_by_a_shell() -> None:
-    assert rule("cloud[1-2,7]  ->  wn01 wn-2.site") == ("cloud[1-2,7]", ("wn01", "wn-2.site"))
+    ON_HOSTS.check("cloud[1-2,7]  ->  wn01 wn-2.site")
     assert replace(SETTINGS).reach == ("reach", "{host}", "belljar")

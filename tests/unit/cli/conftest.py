@@ -70,9 +70,6 @@ class PaperRuntime:
             )
         )
 
-    def be_lenient(self) -> None:
-        """These settings have no mistakes."""
-
     def machine(self, id: str, *, name: str = "", outcome: dict[str, Any] | None = None, ended: bool = False) -> Path:
         """A machine's folder as its supervisor writes it."""
         folder = self.folders.ended(id) if ended else self.folders.machine(id)

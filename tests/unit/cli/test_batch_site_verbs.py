@@ -322,8 +322,9 @@ def test_a_nodes_folder_that_is_not_roots_is_found_by_check() -> None:
 
 
 def test_a_share_that_is_not_there_is_found_by_check(tmp_path: Path) -> None:
-    settings = SimpleNamespace(batch=batch.Settings(shares=(f"{tmp_path}:rw", f"{tmp_path}/gone:/data")))
-    found = batch_look._shares(SimpleNamespace(settings=settings), "the settings")  # type: ignore[arg-type]
+    shares, paths = (f"{tmp_path}:ro", f"{tmp_path}/gone:/data"), SimpleNamespace(node=tmp_path)
+    settings = SimpleNamespace(batch=batch.Settings(shares=shares), paths=paths)
+    (found,) = batch_look._shares(SimpleNamespace(settings=settings), "the settings")  # type: ignore[arg-type]
     assert not found.is_good and f"no such folder on this host: {tmp_path}/gone;" in found.text
 
 
@@ -439,7 +440,7 @@ def test_folders_that_machines_could_write_are_found_by_check(
     settings = SimpleNamespace(
         paths=SimpleNamespace(node=tmp_path / node if node else None), batch=batch.Settings(shares=texts)
     )
-    found = list(batch_look._out_of_shares(SimpleNamespace(settings=settings)))  # type: ignore[arg-type]
+    _, *found = batch_look._shares(SimpleNamespace(settings=settings), "the settings")  # type: ignore[arg-type]
     assert [(one.is_good, str(tmp_path / "home") in one.text) for one in found] == [(False, True)] * is_said
 
 

@@ -42,10 +42,10 @@ def test_a_folder_that_is_named_virtiofs_can_still_be_said(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("virtiofs:", "virtiofs:SRC[:DST]"),
-        ("virtiofs::/in", "virtiofs:SRC[:DST]"),
-        ("virtiofs:/a:b", "virtiofs:SRC[:DST]"),
-        ("virtiofs:/a:/b:/c", "virtiofs:SRC[:DST]"),
+        ("virtiofs:", "virtiofs:]SRC[:DST]"),
+        ("virtiofs::/in", "virtiofs:]SRC[:DST]"),
+        ("virtiofs:/a:b", "virtiofs:]SRC[:DST]"),
+        ("virtiofs:/a:/b:/c", "virtiofs:]SRC[:DST]"),
         ("virtiofs:/a:/proc", "--share virtiofs:/a:/proc: /proc is the guest's own"),
     ],
 )

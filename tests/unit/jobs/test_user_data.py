@@ -112,7 +112,7 @@ def test_options_come_from_words_files_and_the_site(tmp_path: Path) -> None:
         (["--user-data", "T", "--user-data-option", "q"], "not of the form"),
         (["--user-data", "T", "--user-data-option", "Q=1"], "small letters"),
         (["--user-data", "T", "--user-data-option", "q=1", "--user-data-option", "q=2"], "twice"),
-        (["--user-data", "T", "--user-data-option", "q=1", "--user-data-file", "q=T"], "one of them"),
+        (["--user-data", "T", "--user-data-option", "q=1", "--user-data-file", "q=T"], "twice"),
         (["--user-data", "T", "--user-data-file", "q=/nowhere/x"], "No such file"),
     ],
 )  # fmt: skip

@@ -10,16 +10,17 @@ done.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from belljar.bait import Settings
 from belljar.bait.decisions import cache, parts, step
 from belljar.bait.decisions.decide import asked_of
-from belljar.bait.decisions.leaving import LATER, but_removals, but_waits, leave, leave_elsewhere
+from belljar.bait.decisions.leaving import LATER, but_removals, but_waits, leave
 from belljar.bait.decisions.note import Parts, read, write
-from belljar.bait.decisions.step import Act, Do, Entry, Handler, OfJob, Seen, State, Step, of_job, to
+from belljar.bait.decisions.step import KEEPING, STARTING, Act, Do, Entry, S, Seen, State, Step, to
 from belljar.pool import JobState, JobView, NodeState
 from belljar.records import replace
 
-S = State
 TOLD = 5.0
 UNFIT = "unfit image: "  # begins the reason of a machine that ended because its image cannot join: no other one would
 UNMOVED = "it did not start on its nodes"  # nor would it on others
@@ -28,17 +29,6 @@ HELD_BY_USER = "its user holds it"
 BEGAN = "it had begun, which the batch system has forgotten, and it is not to run twice"
 ELSEWHERE = "elsewhere: "  # begins the reason of a failure on another host
 IN_LINE = (JobState.WAITING, JobState.HELD)
-
-
-def of_own(handler: OfJob) -> Handler:
-    """This handler, for a job that may be started again."""
-
-    def unless_over(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
-        if job.state in IN_LINE and _is_not_to_run_twice(entry, job):
-            return _force_end(entry)
-        return handler(entry, job, seen, settings)
-
-    return of_job(unless_over)
 
 
 def _is_not_to_run_twice(entry: Entry, job: JobView) -> bool:
@@ -73,31 +63,35 @@ def stopped(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
 
 
 def starting(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
-    if failure := _failure(entry, job, seen, settings) or _altered(entry, job, settings):
-        return to(entry, S.REPROCESS, seen, failure)
-    age, held = seen.now - entry.since, () if job.state is JobState.HELD else _take_back(job)
-    missing = [machine for machine in entry.here(settings.names) if machine not in seen.machines]
-    held += _announce(entry, job, settings)
+    if failure := _failure(entry, job, seen, settings):
+        return _failed(entry, seen, failure)
+    age, missing = seen.now - entry.since, [it for it in entry.here(settings.names) if it not in seen.machines]
+    acts = _announce(entry, job, settings)
+    if entry.leads and job.state is not JobState.HELD:
+        acts += _take_back(job)
     if entry.state is not S.VM_BOOTING:
         if not missing:
             return to(entry, S.VM_BOOTING, seen)
         if age > step.ASKED_FOR:
-            return to(entry, S.REPROCESS, seen, f"no machine was claimed within {step.ASKED_FOR:.0f} s")
-        return Step(entry, (*held, *(Act(Do.START, machine) for machine in missing)))
+            return _failed(entry, seen, f"no machine was claimed within {step.ASKED_FOR:.0f} s")
+        return Step(entry, (*acts, *(Act(Do.START, machine) for machine in missing)))
     if all(seen.state(machine) is NodeState.IDLE for machine in entry.machines):
         return to(entry, S.VM_READY, seen)
     if age > settings.join:
-        return to(entry, S.REPROCESS, seen, _late(entry, seen, settings))
+        return _failed(entry, seen, _late(entry, seen, settings))
     closed = [machine for machine in entry.machines if entry.uses and seen.state(machine) is NodeState.OUT]
-    return Step(entry, (*held, *(Act(Do.ADMIT, machine) for machine in closed)))
+    return Step(entry, (*acts, *(Act(Do.ADMIT, machine) for machine in closed)))
 
 
 def ready(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
-    if failure := _failure(entry, job, seen, settings) or _altered(entry, job, settings):
-        return to(entry, S.REPROCESS, seen, failure)
+    age, most = seen.now - entry.since, settings.join + step.MOVED
+    if failure := _failure(entry, job, seen, settings):
+        return _failed(entry, seen, failure)
+    if not entry.leads:
+        return _failed(entry, seen, f"no job came within {most:.0f} s") if age > most else Step(entry)
     if job.state is not JobState.HELD:
         return Step(entry, _take_back(job))
-    return to(entry, S.MIGRATING, seen) if seen.now - entry.since >= settings.settle else Step(entry)
+    return to(entry, S.MIGRATING, seen) if age >= settings.settle else Step(entry)
 
 
 def migrating(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
@@ -105,10 +99,9 @@ def migrating(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Ste
         if job.on and set(job.on) <= set(map(seen.node, entry.machines)):
             return to(replace(entry, starts=job.starts), S.RUNNING, seen)
         return to(entry, S.REPROCESS, seen, "it started elsewhere")
-    is_unmoved = job.state is JobState.HELD and job.queue != settings.queue
-    if failure := _failure(entry, job, seen, settings) or (_altered(entry, job, settings) if is_unmoved else ""):
+    if failure := _failure(entry, job, seen, settings):
         return to(entry, S.REPROCESS, seen, failure)
-    if job.state is JobState.HELD and job.is_held_by_user and not is_unmoved:
+    if job.state is JobState.HELD and job.is_held_by_user and job.queue == settings.queue:
         return to(replace(entry, stays_held=True), S.REQUEUE, seen, HELD_BY_USER)  # moved and released, and held again
     if job.state is JobState.HELD and None in map(seen.state, entry.machines):
         # It may have run there: slurmd starts nothing of it again for a while.
@@ -151,6 +144,8 @@ def lost(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
 
 def finished(entry: Entry, job: JobView | None, seen: Seen, settings: Settings) -> Step:
     """Over, unless the batch system was killed and has forgotten that. Its machines may be worth keeping; else nothing of them stays."""
+    if not entry.leads:
+        return parts.finished(entry, job, seen)
     if cache.is_worth_it(entry, seen, settings):
         return Step(cache.kept_as(replace(entry, since=seen.now)))
     if job is not None:
@@ -187,10 +182,7 @@ def cleaning(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step
 def _way_out(entry: Entry, seen: Seen, settings: Settings) -> tuple[Act, ...]:
     """For all machines of a job; none: they and their nodes are gone."""
     is_late, own = seen.now - entry.since > step.QUIET, entry.here(settings.names)
-    others = [machine for machine in entry.machines if machine not in own]
-    steps = [leave(machine, seen, is_late=is_late) for machine in own]
-    steps += [leave_elsewhere(machine, seen, is_late=is_late) for machine in others]
-    return tuple(act for step in steps for act in step)
+    return tuple(act for it in entry.machines for act in leave(it, seen, is_late=is_late, is_here=it in own))
 
 
 def _give_back(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
@@ -246,63 +238,72 @@ def _moved(entry: Entry, job: JobView, settings: Settings) -> str:
     return f"it was moved to {job.queue}" if job.queue not in (entry.home, settings.queue, "") else ""
 
 
-def _altered(entry: Entry, job: JobView, settings: Settings) -> str:
-    """Its machines were made for what it asked for then."""
-    asks = asked_of(job)
-    is_same = entry.asked in ("", asks) and not _moved(entry, job, settings)
-    return "" if is_same else f"{ALTERED}asked for {entry.asked} in {entry.home}; now {asks} in {job.queue}"
+def _failed(entry: Entry, seen: Seen, why: str) -> Step:
+    """Its leader tries the job again; a part is over, and says so."""
+    return to(entry, S.REPROCESS if entry.leads else S.FINISHED, seen, why)
 
 
 def _failure(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> str:
     """Why the machines of a job are no longer of use; "" while they are."""
+    note = read(job.note)
+    if not entry.leads and not set(entry.machines) <= set(note.of(settings.names)):
+        return "its leader took it back"
     for machine in entry.here(settings.names):
         if machine in seen.ended and machine not in seen.machines:
             return seen.ended[machine]
         if entry.state not in (S.VM_REQUESTED, S.IMAGE_WAIT) and machine not in seen.machines:
             return "its machine is gone"
-    note = read(job.note)
     if note.failed in entry.machines:
         where = next(name for name, machine in note.machines if machine == note.failed)
         return f"{ELSEWHERE}{where}: {note.why}"
-    is_out = NodeState.OUT in map(seen.state, entry.machines)
-    return "its node was taken out of service" if is_out and entry.state not in step.STARTING else ""
+    if entry.state not in STARTING and NodeState.OUT in map(seen.state, entry.machines):
+        return "its node was taken out of service"
+    is_unmoved = entry.state is not S.MIGRATING or (job.state is JobState.HELD and job.queue != settings.queue)
+    if entry.state is S.RUNNING or not is_unmoved or not entry.leads:
+        return ""
+    asks = asked_of(job)  # its machines were made for what it asked for then
+    is_same = entry.asked in ("", asks) and not _moved(entry, job, settings)
+    return "" if is_same else f"{ALTERED}asked for {entry.asked} in {entry.home}; now {asks} in {job.queue}"
 
 
 # -- the table ----------------------------------------------------------------------------------------------------------
 
 
-HANDLERS: dict[State, Handler] = {
-    S.ARRIVED: of_own(arrived),
-    S.STOPPED: of_own(stopped),
-    S.VM_REQUESTED: of_own(starting),
-    S.IMAGE_WAIT: of_own(starting),
-    S.VM_BOOTING: of_own(starting),
-    S.VM_READY: of_own(ready),
-    S.MIGRATING: of_own(migrating),
-    S.RUNNING: of_own(running),
-    S.FINISHED: finished,
-    S.REPROCESS: of_own(cleaning),
-    S.REQUEUE: of_own(cleaning),
-    S.REJECTED: of_own(cleaning),
-    S.LOST: of_own(lost),
-    S.PROVING: cache.keeping,
-    S.KEPT: cache.keeping,
+HANDLERS: dict[State, Callable[[Entry, JobView, Seen, Settings], Step]] = {
+    S.ARRIVED: arrived,
+    S.STOPPED: stopped,
+    **dict.fromkeys(STARTING, starting),
+    S.VM_READY: ready,
+    S.MIGRATING: migrating,
+    S.RUNNING: running,
+    **dict.fromkeys((S.REPROCESS, S.REQUEUE, S.REJECTED), cleaning),
+    S.LOST: lost,
 }
-# For a part of another bait's job. It is never stopped or moved here.
-PART_HANDLERS: dict[State, Handler] = {
-    S.VM_REQUESTED: of_job(parts.coming),
-    S.IMAGE_WAIT: of_job(parts.coming),
-    S.VM_BOOTING: of_job(parts.coming),
-    S.VM_READY: of_job(parts.coming),
-    S.RUNNING: of_job(parts.running),
-    S.LOST: of_job(parts.running),
-    S.FINISHED: parts.finished,
+# The job is over, if there is one.
+AFTER: dict[State, Callable[[Entry, JobView | None, Seen, Settings], Step]] = {
+    S.FINISHED: finished,
+    **dict.fromkeys(KEEPING, cache.keeping),
 }
 
 
 def next_step(entry: Entry, seen: Seen, settings: Settings) -> Step:
     """One step. Called again and again, with what is seen then."""
-    if seen.jobs is None or seen.nodes is None:
+    job = seen.jobs.get(entry.job)
+    if entry.state in AFTER:
+        return AFTER[entry.state](entry, job, seen, settings)
+    if job is None:
+        # One such answer does not say that it is gone: a system that was just restarted may not know it yet.
+        since = seen.now if entry.missing_since is None else entry.missing_since
+        if seen.now - since < settings.gone_after:
+            return Step(replace(entry, missing_since=since))
+        return to(entry, S.FINISHED, seen, "the batch system no longer knows it")
+    entry = replace(entry, missing_since=None)
+    if job.state is JobState.UNKNOWN:
         return Step(entry)
-    handler = (HANDLERS if entry.leads else PART_HANDLERS)[entry.state]
-    return handler(entry, seen.jobs.get(entry.job), seen, settings)
+    if job.state is JobState.ENDED:
+        return to(entry, S.FINISHED, seen, entry.why)
+    if not entry.leads and (parts.is_there(job, entry) or entry.state in (S.RUNNING, S.LOST)):
+        return parts.running(entry, job, seen)
+    if job.state in IN_LINE and _is_not_to_run_twice(entry, job):
+        return _force_end(entry)
+    return HANDLERS[entry.state](entry, job, seen, settings)

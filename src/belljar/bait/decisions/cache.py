@@ -11,7 +11,7 @@ from hashlib import sha256
 
 from belljar.bait import NEVER, SAME_GROUP, SAME_USER, Settings
 from belljar.bait.decisions.decide import Room, Size, Turn, size_of
-from belljar.bait.decisions.step import KEEPING, Act, Do, Entry, Seen, State, Step, Terms, to
+from belljar.bait.decisions.step import KEEPING, Act, Do, Entry, Seen, State, Step, to
 from belljar.pool import JobView, NodeState
 from belljar.records import replace
 
@@ -20,18 +20,14 @@ OURS = "belljar:"  # begins the reason of a node that we closed
 PROVED = 90.0  # seconds in which a machine is cleaned and proved, by whichever bait is there
 
 
-def terms_of(job: JobView, image: str, settings: Settings) -> Terms | None:
-    """What a machine must have been made for to serve this job; None where none may serve two. *image*: what the job's image is now."""
-    if settings.cache == NEVER or job.uid <= 0 or not image:
-        return None
-    who = f"user {job.uid} {job.owner}" if settings.cache == SAME_USER else f"group {job.group}"
-    if settings.cache == SAME_GROUP and not job.group:
-        return None
-    size = size_of(job, settings)
-    return Terms(
-        image, job.network or settings.networks[0][0], job.queue, job.features, who, size.count, size.cpus, size.memory, job.disk,
-        rules_of(settings),
-    )  # fmt: skip
+def terms_of(job: JobView, image: str, settings: Settings) -> str:
+    """What a machine must have been made for to serve this job; "" where none may serve two. *image*: what the job's image is now."""
+    if settings.cache == NEVER or job.uid <= 0 or not image or (settings.cache == SAME_GROUP and not job.group):
+        return ""
+    who = ("user", job.uid, job.owner) if settings.cache == SAME_USER else ("group", job.group)
+    size, network = size_of(job, settings), job.network or settings.networks[0][0]
+    same = (image, network, job.queue, job.features, who, size.count, size.cpus, size.memory, job.disk)
+    return f"{rules_of(settings)} {same}"
 
 
 def rules_of(settings: Settings) -> str:
@@ -41,25 +37,24 @@ def rules_of(settings: Settings) -> str:
 
 def kept_as(entry: Entry) -> Entry:
     """The machines of a job that is over, as an entry of their own."""
-    return Entry(
-        f"{MARK}{entry.machines[0]}", State.PROVING, entry.since, entry.machines, terms=entry.terms, uses=entry.uses, born=entry.born,
-    )  # fmt: skip
+    name, of = f"{MARK}{entry.machines[0]}", entry
+    return Entry(name, State.PROVING, of.since, of.machines, terms=of.terms, takes=of.takes, uses=of.uses, born=of.born)
 
 
 def too_old(entry: Entry, settings: Settings, now: float) -> str:
     """Why these machines serve no further job; "" where they may."""
-    if entry.terms is None or entry.terms.rules != rules_of(settings):
+    if not entry.terms.startswith(rules_of(settings)):
         return "the bait's settings are others"
     if entry.uses + 1 >= settings.cache_uses:
         return f"it has served {entry.uses + 1} jobs"
     return f"it is older than {settings.cache_age:.0f} s" if now - entry.born >= settings.cache_age else ""
 
 
-def with_machines(turn: Turn, entries: Iterable[Entry], terms: Terms | None, size: Size, room: Room) -> Turn:
+def with_machines(turn: Turn, entries: Iterable[Entry], terms: str, size: Size, room: Room) -> Turn:
     """The turn of the first in line, by machines that no job has: one that fits serves it at once; one that will be clean in a moment is
     waited for, where there is no room for another; and those that it does not want make room for it."""
     idle = [entry for entry in entries if entry.job.startswith(MARK)]
-    fits = [entry for entry in idle if terms is not None and entry.terms == terms]
+    fits = [entry for entry in idle if terms and entry.terms == terms]
     kept = [entry for entry in fits if entry.state is State.KEPT]
     if kept:  # the last that was kept: the others grow old
         return replace(turn, job=turn.first, why="", kept=max(kept, key=lambda entry: entry.since).job)
@@ -70,7 +65,7 @@ def with_machines(turn: Turn, entries: Iterable[Entry], terms: Terms | None, siz
 
 def with_kept(room: Room, entries: Iterable[Entry]) -> Room:
     """What were free without machines that no job has."""
-    sizes = [_size(entry) for entry in entries if entry.job.startswith(MARK)]
+    sizes = [entry.takes for entry in entries if entry.job.startswith(MARK)]
     cpus, memory = map(sum, zip((0, 0), *sizes, strict=True))
     return replace(room, cpus=room.cpus + cpus, memory=room.memory + memory)
 
@@ -88,16 +83,11 @@ def making_room(idle: Iterable[Entry], room: Room, cpus: int, memory: int) -> tu
     return tuple(ending) if cpus <= free.cpus and memory <= free.memory else ()
 
 
-def _size(entry: Entry) -> tuple[int, int]:
-    terms = entry.terms
-    return (terms.count * terms.cpus, terms.count * terms.memory) if terms is not None else (0, 0)
-
-
 def is_worth_it(entry: Entry, seen: Seen, settings: Settings) -> bool:
     """The machines of a job that is over: their nodes are quiet, closed by us and nobody else, and they live."""
     if not entry.machines or entry.job.startswith(MARK) or too_old(entry, settings, seen.now):
         return False
-    nodes = [(seen.nodes or {}).get(seen.node(machine)) for machine in entry.machines]
+    nodes = [seen.nodes.get(seen.node(machine)) for machine in entry.machines]
     are_quiet = all(node is not None and node.state is NodeState.OUT and node.reason.startswith(OURS) for node in nodes)
     return are_quiet and seen.machines.issuperset(entry.machines)
 

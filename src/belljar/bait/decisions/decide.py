@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 
 from belljar.bait import Order, Settings
-from belljar.bait.decisions.note import is_too_long, read
+from belljar.bait.decisions.note import read, too_long
 from belljar.bait.decisions.step import BaitState, Entry, State
 from belljar.model import MIB
 from belljar.pool import JobState, JobView, NodeView
@@ -28,14 +28,6 @@ class Room:
     all_cpus: int
     bandwidth: int | None = None  # bytes a second; None: it is not known, or not looked at
     no_image: str = ""  # why no image of the bait's can be used; "" where one can
-
-
-@dataclass(frozen=True)
-class Faults:
-    """Failed starts in a row, and when the last one was."""
-
-    count: int = 0
-    at: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -105,19 +97,16 @@ def share_of(entry: Entry, job: JobView, settings: Settings) -> Size:
     return replace(size, count=sum(name in settings.names for name in entry.on)) if is_shared else size
 
 
-def as_here(jobs: Mapping[str, JobView], nodes: Mapping[str, NodeView], names: Iterable[str]) -> Mapping[str, JobView]:
-    """The jobs with what these baits have of the features that their constraints name: by those they came here. Any other one
-    would put a job's node among those of another bait or partition."""
+def as_given(
+    jobs: Mapping[str, JobView], nodes: Mapping[str, NodeView], entries: Mapping[str, Entry], names: Iterable[str]
+) -> Mapping[str, JobView]:
+    """The jobs with what these baits have of the features that their constraints name: by those they came here; any other one would put a
+    job's node among those of another bait or partition. And with what they were given on their baits: more than they ask for, where a
+    node is a job's own, or it asks for a range of nodes with memory for each."""
     ours = {feature for name in names if name in nodes for feature in nodes[name].features}
-    return {id: replace(job, features=tuple(filter(ours.__contains__, job.features))) for id, job in jobs.items()}
-
-
-def as_given(jobs: Mapping[str, JobView], entries: Mapping[str, Entry]) -> Mapping[str, JobView]:
-    """The jobs with what they were given on their baits: more than they ask for, where a node is a job's own, or it asks for a range
-    of nodes with memory for each."""
 
     def whole(job: JobView) -> JobView:
-        entry = entries.get(job.id)
+        job, entry = replace(job, features=tuple(filter(ours.__contains__, job.features))), entries.get(job.id)
         cpus, memory = entry.given if entry is not None and entry.leads else read(job.note).given
         return replace(job, cpus=max(job.cpus, cpus), memory=max(job.memory, memory)) if job.memory > 0 else job
 
@@ -125,15 +114,16 @@ def as_given(jobs: Mapping[str, JobView], entries: Mapping[str, Entry]) -> Mappi
 
 
 def bait_now(
-    order: Order, room: Room, faults: Faults, settings: Settings, now: float, *, starting: bool = False
+    order: Order, room: Room, faults: int, failed: float, settings: Settings, now: float, *, starting: bool = False
 ) -> Bait:
-    """The administrator's word stands before the host's. After too many faults one job at a time is let in to try."""
+    """The administrator's word stands before the host's. After too many *faults* in a row, of which the last one was when it *failed*, one
+    job at a time is let in to try."""
     if not order.is_open:
         return Bait(BaitState.CLOSED_ADMIN, order.why or "closed by an administrator")
     if room.no_image:
         return Bait(BaitState.CLOSED_STORE, room.no_image)
-    if faults.count >= settings.faults and (starting or now < faults.at + settings.retry):
-        return Bait(BaitState.CLOSED_FAULTS, f"{faults.count} starts failed in a row")
+    if faults >= settings.faults and (starting or now < failed + settings.retry):
+        return Bait(BaitState.CLOSED_FAULTS, f"{faults} starts failed in a row")
     memory, disk = ("memory", room.memory, settings.min_memory), ("disk", room.disk, settings.min_disk)
     bandwidth = ("bandwidth", room.bandwidth, settings.min_bandwidth)
     for (what, free, least), per, unit in ((memory, MIB, "MiB"), (disk, MIB, "MiB"), (bandwidth, 1000, "kB/s")):
@@ -173,7 +163,7 @@ def choose(
     sizes = {entry.job: share_of(entry, jobs[entry.job], settings) for entry in waiting}
     wrong = tuple(
         (entry.job, why) for entry in waiting
-        if (why := _too_wide(entry) or impossible(jobs[entry.job], sizes[entry.job], room, settings) or judge(jobs[entry.job]))
+        if (why := too_long(entry.on) or impossible(jobs[entry.job], sizes[entry.job], room, settings) or judge(jobs[entry.job]))
     )  # fmt: skip
     possible = [entry for entry in waiting if entry.job not in dict(wrong)]
     if not possible:
@@ -188,11 +178,6 @@ def choose(
             why = f"{first} waits for {needed // unit} {what}, {free // unit} are free"
             return Turn(why=why, wrong=wrong, first=first)
     return Turn(first, wrong=wrong, first=first)
-
-
-def _too_wide(entry: Entry) -> str:
-    """Over several hosts the baits tell each other of the machines in a note."""
-    return f"{len(entry.on)} nodes: more than its note can name" if is_too_long(entry.on) else ""
 
 
 # -- arrays of a system that can say only for all waiting tasks together where they may run: they come to one bait, and move one by one --

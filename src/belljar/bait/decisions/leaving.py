@@ -11,33 +11,22 @@ WAIT = Act(Do.END, "")  # stands for: not yet
 LATER = Act(Do.REMOVE, "")  # stands for: it takes no job, and stays known for a while
 
 
-def leave(machine: str, seen: Seen, *, is_late: bool) -> tuple[Act, ...]:
+def leave(machine: str, seen: Seen, *, is_late: bool, is_here: bool = True) -> tuple[Act, ...]:
     """The next act on the way out of one machine and its node; none: both are gone.
 
     Its node takes no further job; when it is quiet its machine ends; then it is removed. slurmctld 22.05.8 crashed when a node was
     removed while it still had something to say to it; and one that begins anew fails a job that names a node it does not know, or
     never ends it: one that was killed before it had saved that the job has left, and one whose job was requeued as its nodes went
-    down, for it clears its list of nodes only when it starts again."""
-    state = seen.state(machine)
-    if machine not in seen.machines:
-        return _forgotten(seen.node(machine), state, seen)
-    if state in (None, NodeState.OUT) or is_late:
+    down, for it clears its list of nodes only when it starts again. A machine on another host is ended by its own bait, which removes
+    its node; where that does not come to it, the node at least goes."""
+    node, state = seen.node(machine), seen.state(machine)
+    if (machine not in seen.machines) if is_here else (is_late or state is None):
+        if state in (None, NodeState.OUT):
+            return () if state is None else (LATER,) if node in seen.named else (Act(Do.REMOVE, node),)
+        return (Act(Do.LOSE, node),)
+    if is_here and (state in (None, NodeState.OUT) or is_late):
         return (Act(Do.END, machine),)
-    return (WAIT,) if state is NodeState.DRAINING else (Act(Do.CLOSE, seen.node(machine)),)
-
-
-def leave_elsewhere(machine: str, seen: Seen, *, is_late: bool) -> tuple[Act, ...]:
-    """Its own bait ends it and removes its node. Where that does not come to it, the node at least goes."""
-    state = seen.state(machine)
-    if is_late or state is None:
-        return _forgotten(seen.node(machine), state, seen)
-    return (WAIT,) if state in (NodeState.OUT, NodeState.DRAINING) else (Act(Do.CLOSE, seen.node(machine)),)
-
-
-def _forgotten(node: str, state: NodeState | None, seen: Seen) -> tuple[Act, ...]:
-    if state is not NodeState.OUT:
-        return (Act(Do.LOSE, node),) if state is not None else ()
-    return (LATER,) if node in seen.named else (Act(Do.REMOVE, node),)
+    return (WAIT,) if state in (NodeState.OUT, NodeState.DRAINING) else (Act(Do.CLOSE, node),)
 
 
 def but_removals(acts: Iterable[Act]) -> tuple[Act, ...]:
@@ -52,8 +41,6 @@ def but_waits(acts: Iterable[Act]) -> tuple[Act, ...]:
 def recover(entries: Iterable[Entry], seen: Seen, ours: frozenset[str]) -> tuple[Act, ...]:
     """For machines and nodes of ours that no entry names: the journal was lost, or a machine joined under a name that is not its
     own. *ours*: nodes with this bait's own feature."""
-    if seen.nodes is None or seen.jobs is None:
-        return ()
     known = {machine for entry in entries for machine in entry.machines}
     ours -= {seen.node(machine) for machine in known}
     strays = {seen.machine(node) for node in ours - set(map(seen.node, seen.machines))} | seen.machines

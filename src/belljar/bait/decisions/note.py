@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from belljar.bait import Pairs
 from belljar.records import dataclass
@@ -44,5 +44,7 @@ def write(parts: Parts) -> str:
     return f"parts {words}" + (f" failed={parts.failed} {parts.why}" if parts.failed else "")
 
 
-def is_too_long(names: Iterable[str]) -> bool:
-    return sum(len(name) + 14 for name in names) > LONGEST
+def too_long(names: Collection[str]) -> str:
+    """Why no note can name machines of all these baits; "" where one can."""
+    is_fine = sum(len(name) + 14 for name in names) <= LONGEST
+    return "" if is_fine else f"{len(names)} nodes: more than its note can name"

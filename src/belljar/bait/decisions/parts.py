@@ -1,4 +1,4 @@
-"""A part of a job over several hosts, at a bait that does not lead: handlers of the table in advance.py. Pure.
+"""A part of a job over several hosts, at a bait that does not lead: what is other than for its own jobs (advance.py). Pure.
 
 The bait of the job's first node leads (advance.py): it names the machines of all in a note at the job, and every other bait finds its own
 there at its next look. No bait talks to another one: the leader sees a part's node come, and takes the parts back by another note; a
@@ -14,27 +14,17 @@ from belljar.bait import Settings
 from belljar.bait.decisions.decide import Bait, Judge, Room, impossible, size_of
 from belljar.bait.decisions.leaving import LATER, but_removals, but_waits, leave
 from belljar.bait.decisions.note import read, write
-from belljar.bait.decisions.step import ASKED_FOR, MOVED, QUIET, Act, BaitState, Do, Entry, Seen, State, Step, to
+from belljar.bait.decisions.step import QUIET, Act, BaitState, Do, Entry, S, Seen, Step, to
 from belljar.pool import JobState, JobView, NodeState, node_of
-from belljar.records import dataclass, replace
-
-S = State
-
-
-@dataclass(frozen=True)
-class Invitation:
-    """A job of another bait, and the machines that it wants here. *why*: it does not get them."""
-
-    job: JobView
-    machines: tuple[str, ...]
-    why: str = ""
+from belljar.records import replace
 
 
 def invitation(
     entries: Mapping[str, Entry], seen: Seen, bait: Bait, room: Room, settings: Settings, judge: Judge
-) -> Invitation | None:
-    """The first job that has a part here, and nothing yet. One for which there is no room now waits until its leader gives up."""
-    for job in (seen.jobs or {}).values():
+) -> Step | None:
+    """For the first job of another bait that wants machines here, and has nothing yet: its part is begun, or refused. One for which there
+    is no room now waits until its leader gives up."""
+    for job in seen.jobs.values():
         parts = read(job.note)
         own = parts.of(settings.names)
         if not own or job.state is not JobState.HELD or job.id in entries or parts.failed:
@@ -45,8 +35,11 @@ def invitation(
         why = impossible(job, size, room, settings) or judge(job)
         if bait.state in (BaitState.CLOSED_ADMIN, BaitState.CLOSED_STORE, BaitState.CLOSED_FAULTS):
             why = why or bait.why
-        if why or (bait.is_open and size.all_cpus <= room.cpus and size.all_memory <= room.memory):
-            return Invitation(job, own, why)
+        part = Entry(job.id, S.VM_REQUESTED, seen.now, own, leads=False)
+        if why:
+            return Step(replace(part, state=S.REJECTED), (refusal(job, own[0], why),))
+        if bait.is_open and size.all_cpus <= room.cpus and size.all_memory <= room.memory:
+            return Step(part)
     return None
 
 
@@ -55,9 +48,9 @@ def refusal(job: JobView, machine: str, why: str) -> Act:
     return Act(Do.NOTE, write(replace(read(job.note), failed=machine, why=why)))
 
 
-def running(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
+def running(entry: Entry, job: JobView, seen: Seen) -> Step:
     """The bait that follows a job whose machine is gone must say so: its leader sees only that the job has stopped."""
-    if not _has(job, entry):
+    if not is_there(job, entry):
         return to(entry, S.FINISHED, seen, entry.why or "the job left it")
     lost = [machine for machine in entry.machines if machine not in seen.machines]
     if not lost:
@@ -68,34 +61,9 @@ def running(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
     return Step(entry, tuple(Act(Do.LOSE, seen.node(machine)) for machine in there))
 
 
-def coming(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
-    """Until the job has it."""
-    if _has(job, entry):
-        return running(entry, job, seen, settings)
-    if not set(entry.machines) <= set(read(job.note).of(settings.names)):
-        return to(entry, S.FINISHED, seen, "its leader took it back")
-    missing, age = [machine for machine in entry.machines if machine not in seen.machines], seen.now - entry.since
-    if over := [seen.ended[machine] for machine in missing if machine in seen.ended]:
-        return to(entry, S.FINISHED, seen, over[0])
-    if entry.state in (S.VM_REQUESTED, S.IMAGE_WAIT):
-        if not missing:
-            return to(entry, S.VM_BOOTING, seen)
-        if age > ASKED_FOR:
-            return to(entry, S.FINISHED, seen, f"no machine was claimed within {ASKED_FOR:.0f} s")
-        return Step(entry, tuple(Act(Do.START, machine) for machine in missing))
-    if missing:
-        return to(entry, S.FINISHED, seen, "its machine is gone")
-    is_booting = entry.state is S.VM_BOOTING
-    if is_booting and all(seen.state(machine) is NodeState.IDLE for machine in entry.machines):
-        return to(entry, S.VM_READY, seen)
-    most = settings.join if is_booting else settings.join + MOVED
-    why = f"it did not join within {most:.0f} s" if is_booting else f"no job came within {most:.0f} s"
-    return to(entry, S.FINISHED, seen, why) if age > most else Step(entry)
-
-
-def finished(entry: Entry, job: JobView | None, seen: Seen, settings: Settings) -> Step:
+def finished(entry: Entry, job: JobView | None, seen: Seen) -> Step:
     """Nothing of it stays; and a leader that still counts on it reads that it failed."""
-    if job is not None and _has(job, entry) and seen.machines.issuperset(entry.machines):
+    if job is not None and is_there(job, entry) and seen.machines.issuperset(entry.machines):
         return Step(entry)  # it came at the last moment
     is_late = seen.now - entry.since > QUIET
     acts = tuple(act for machine in entry.machines for act in leave(machine, seen, is_late=is_late) if act is not LATER)
@@ -109,7 +77,7 @@ def finished(entry: Entry, job: JobView | None, seen: Seen, settings: Settings) 
     return Step(entry, but_removals(acts) if is_free else but_waits(acts))
 
 
-def _has(job: JobView, entry: Entry) -> bool:
+def is_there(job: JobView, entry: Entry) -> bool:
     """It runs on these nodes. One that is over still shows where it was."""
     there = job.on if job.state in (JobState.RUNNING, JobState.ENDING) else ()
     return set(map(node_of, entry.machines)) <= set(there)

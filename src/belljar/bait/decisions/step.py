@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 
-from belljar.bait import Settings
-from belljar.pool import JobState, JobView, NodeState, NodeView, machine_of, node_of
+from belljar.pool import JobView, NodeState, NodeView, machine_of, node_of
 from belljar.records import dataclass, field, replace
 
 ASKED_FOR = 900.0  # seconds in which a machine is claimed: fetching its image counts
@@ -44,22 +43,6 @@ STARTING = frozenset({S.VM_REQUESTED, S.IMAGE_WAIT, S.VM_BOOTING})
 
 
 @dataclass(frozen=True)
-class Terms:
-    """What machines were made for. They serve another job only where all of it is equal."""
-
-    image: str  # its digest
-    network: str
-    queue: str
-    features: tuple[str, ...]
-    who: str  # the one user, or the group
-    count: int
-    cpus: int  # of each
-    memory: int  # of each
-    disk: int
-    rules: str  # the bait's settings
-
-
-@dataclass(frozen=True)
 class Entry:
     """What is written down of a job."""
 
@@ -75,7 +58,8 @@ class Entry:
     stays_held: bool = False  # somebody else held it: it goes back so
     starts: int = 0  # how often it had been requeued when it began to run
     missing_since: float | None = None  # the batch system has not named it since then; None: it does
-    terms: Terms | None = None  # of its machines, where these may serve another job
+    terms: str = ""  # what its machines were made for, where they may serve another job of the same terms
+    takes: tuple[int, int] = (0, 0)  # processors and bytes of memory of these machines
     uses: int = 0  # jobs that its machines served before
     born: float = 0.0  # when its machines were asked for
     on: tuple[str, ...] = ()  # the baits it was given: each makes a machine, in this order; none: all are made here
@@ -136,11 +120,11 @@ class Act:
 
 @dataclass(frozen=True)
 class Seen:
-    """One look: machines first, then nodes and jobs. None: the batch system did not answer."""
+    """One look: machines first, then nodes and jobs."""
 
     now: float
-    jobs: Mapping[str, JobView] | None
-    nodes: Mapping[str, NodeView] | None
+    jobs: Mapping[str, JobView]
+    nodes: Mapping[str, NodeView]
     machines: frozenset[str]  # that live
     ended: Mapping[str, str] = field(default_factory=dict)  # machine -> why, of those that ended or never come
     proved: Mapping[str, str] = field(default_factory=dict)  # machine -> "" where it is clean, or why it is not
@@ -151,7 +135,7 @@ class Seen:
 
     def state(self, machine: str) -> NodeState | None:
         """For its node; None where the batch system knows no such node."""
-        view = (self.nodes or {}).get(self.node(machine))
+        view = self.nodes.get(self.node(machine))
         return view.state if view is not None else None
 
 
@@ -163,35 +147,7 @@ class Step:
     acts: tuple[Act, ...] = ()
 
 
-Handler = Callable[[Entry, JobView | None, Seen, Settings], Step]
-OfJob = Callable[[Entry, JobView, Seen, Settings], Step]
-
-
 def to(entry: Entry, state: State, seen: Seen, why: str = "") -> Step:
     """Into that state, now. Machines that failed a job serve no other."""
-    terms = None if state in (S.LOST, S.REPROCESS) else entry.terms
+    terms = "" if state in (S.LOST, S.REPROCESS) else entry.terms
     return Step(replace(entry, state=state, since=seen.now, why=why, terms=terms))
-
-
-def of_job(handler: OfJob) -> Handler:
-    """This handler while the batch system says what the job does; else the answer is the same in all states."""
-
-    def step(entry: Entry, job: JobView | None, seen: Seen, settings: Settings) -> Step:
-        if job is None:
-            return _missed(entry, seen, settings)
-        entry = replace(entry, missing_since=None)
-        if job.state is JobState.UNKNOWN:
-            return Step(entry)
-        if job.state is JobState.ENDED:
-            return to(entry, S.FINISHED, seen, entry.why)
-        return handler(entry, job, seen, settings)
-
-    return step
-
-
-def _missed(entry: Entry, seen: Seen, settings: Settings) -> Step:
-    """The batch system did not name this job. One such answer does not say that it is gone: just restarted, it may not know it yet."""
-    since = seen.now if entry.missing_since is None else entry.missing_since
-    if seen.now - since >= settings.gone_after:
-        return to(entry, S.FINISHED, seen, "the batch system no longer knows it")
-    return Step(replace(entry, missing_since=since))

@@ -132,24 +132,19 @@ def request_for(job: JobView, id: str, settings: Settings, pool: Pool, shares: t
     size, hosts = size_of(job, settings), "\n".join(settings.hosts)
     features = tuple(dict.fromkeys((settings.feature, feature_of(settings.name), *job.features)))
     member = Member(pool.name_of(id), size.cpus, size.job_memory, features, account_of(job), hosts, job.number)
-    labels = {
-        BAIT: settings.name,
-        JOB: job.id,
-        "owner": job.owner,
-        "queue": job.queue,
-        "alias": f"{settings.system}:{job.id}",
-    }
+    alias = f"{settings.system}:{job.id}"
+    labels = {BAIT: settings.name, JOB: job.id, "owner": job.owner, "queue": job.queue, "alias": alias}
     request = joining_request(
-        member, job.image or settings.images[0], settings, pool, shares, labels, network=job.network,
-        address=pool.address_of(id), disk=job.disk, requester=f"bait:{job.id}",
+        member, settings, pool, network=job.network, address=pool.address_of(id), image=job.image or settings.images[0],
         baseline=scrub.baseline() if settings.cache != NEVER else b"", one_job=settings.cache == NEVER and size.count == 1,
+        disk=job.disk or None, shares=shares, labels=labels, requester=f"bait:{job.id}",
     )  # fmt: skip
     return replace(request, id=id)
 
 
 def joining_request(
-    member: Member, image: str, settings: Settings, pool: Pool, shares: tuple[Share, ...], labels: Mapping[str, str], *,
-    network: str = "", address: str = "", disk: int = 0, requester: str, baseline: bytes = b"", one_job: bool = False,
+    member: Member, settings: Settings, pool: Pool, *, network: str = "", address: str = "", baseline: bytes = b"",
+    one_job: bool = False, **asked: Any,
 ) -> Request:  # fmt: skip
     """The request for a machine that becomes this node. *one_job*: it ends when its job has. Raises BelljarError."""
     bridges, kind = dict(settings.networks), network or settings.networks[0][0]
@@ -162,9 +157,8 @@ def joining_request(
         stdin=StdinKind.STREAM, files=(*joining.files, *copies),
     )  # fmt: skip
     return api.request_of(
-        RunPayload(payload), image=image, cpus=member.cpus, memory=member.memory + settings.overhead, disk=disk or None,
-        network=NetworkMode.BRIDGE, network_name=bridges[kind] + (f"@{address}" if address else ""), shares=shares, name=member.name, requester=requester, grace=GRACE,
-        labels=labels,
+        RunPayload(payload), cpus=member.cpus, memory=member.memory + settings.overhead, network=NetworkMode.BRIDGE,
+        network_name=bridges[kind] + (f"@{address}" if address else ""), name=member.name, grace=GRACE, **asked,
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from belljar.cli.render import duration, show, show_findings
 from belljar.errors import BadOption, BelljarError, NotPermitted, UsageError
 from belljar.host import processes
 from belljar.host.caller import describe
-from belljar.host.commands import Finished, run_beside
+from belljar.host.commands import run_beside
 from belljar.host.locks import is_locked
 from belljar.jobs import complain
 from belljar.jobs.shares import shares
@@ -31,15 +31,17 @@ AS_ROOT = "slurmctld runs this as SlurmUser: let it call belljar by sudo, as doc
 
 
 def run(args: Args, runtime: Runtime) -> None:
-    from belljar.bait.daemon import serve
+    from belljar.bait.daemon import Daemon
     from belljar.bait.machines.keeper import Machines
+    from belljar.service import kept
     from belljar.service.telling import teller
 
     bait = settings.load(args.file)
     pool = settings.pool_of(bait)
     keeper = Machines(bait, pool, shares(bait.shares, "bait.shares: "))
     tell = teller(sys.stdout, as_json=args.format == "json")
-    asyncio.run(serve(bait, state_folder(args, runtime, "bait"), pool, keeper, tell, _judge(runtime, bait.images[0])))
+    with kept.alone(folder := state_folder(args, runtime, "bait"), "bait"):
+        asyncio.run(Daemon(bait, folder, pool, keeper, tell, _judge(runtime, bait.images[0])).run())
 
 
 def _judge(runtime: Runtime, usual: str) -> Callable[[JobView], str]:
@@ -111,9 +113,16 @@ def close(args: Args, runtime: Runtime) -> None:
 
 def jobs(args: Args, runtime: Runtime) -> None:
     folder, now = state_folder(args, runtime, "bait"), time.time()
-    entries, node_of = list(read(folder).values()), _nodes(folder)
+    entries, node = list(read(folder).values()), _nodes(folder)
     rows = [
-        (it.job, it.state.value, duration(now - it.since), " ".join(map(node_of, it.machines)), it.tries, it.why)
+        (
+            it.job,
+            it.state.value,
+            duration(now - it.since),
+            " ".join(node(id)[0] for id in it.machines),
+            it.tries,
+            it.why,
+        )
         for it in entries
     ]
     show({"jobs": entries}, ("JOB", "STATE", "FOR", "NODES", "TRIES", "WHY"), rows, as_=args.format)
@@ -121,13 +130,8 @@ def jobs(args: Args, runtime: Runtime) -> None:
 
 def nodes(args: Args, runtime: Runtime) -> None:
     folder = state_folder(args, runtime, "bait")
-    status, node_of = read_status(folder), _nodes(folder)
-    states = status.nodes if status else {}
-    values = [
-        {"node": node_of(id), "machine": id, "job": entry.job, "state": states.get(node_of(id), "")}
-        for entry in read(folder).values()
-        for id in entry.machines
-    ]
+    seen = [(id, *_nodes(folder)(id), entry.job) for entry in read(folder).values() for id in entry.machines]
+    values = [{"node": name, "machine": id, "job": job, "state": state} for id, name, state, job in seen]
     rows = [[*value.values()] for value in values]
     show({"nodes": values}, ("NODE", "MACHINE", "JOB", "STATE"), rows, as_=args.format)
 
@@ -138,10 +142,10 @@ def rules(args: Args, runtime: Runtime) -> None:
     sys.stdout.write(classes.rules(settings.load(args.file), runtime.settings.network))
 
 
-def _nodes(folder: Path) -> Callable[[str], str]:
-    """What node a machine is, or is to be."""
+def _nodes(folder: Path) -> Callable[[str], tuple[str, str]]:
+    """What node a machine is, or is to be, and the state of that."""
     status = read_status(folder)
-    return lambda id: (status.names if status else {}).get(id) or node_of(id)
+    return lambda id: (status.nodes if status else {}).get(id, (node_of(id), ""))
 
 
 def arrive(args: Args, runtime: Runtime) -> None:
@@ -157,8 +161,13 @@ def arrive(args: Args, runtime: Runtime) -> None:
 def node(args: Args, runtime: Runtime) -> int:
     """Exit 1 where a node gets no machine (slurmctld then sets it down, and requeues its job), or where one may live on a host that
     does not answer."""
-    bait = _placing(args)
-    made = Made(_here(args), {}) if bait is None else asyncio.run(_placed(args, runtime, bait))
+    bait = settings.load(args.file) if not args.here and args.file.exists() else None
+    if bait is not None and bait.placement:  # hosts of the list have the machines
+        made = asyncio.run(_placed(args, runtime, bait))
+    elif os.geteuid() != 0:  # they are root's: anybody else would find none to end, and say nothing
+        raise NotPermitted(f"cloud nodes are root's machines, and this is uid {os.geteuid()}", hint=AS_ROOT)
+    else:
+        made = Made(_here(args), {})
     rows = [(name, machine, made.hosts.get(name, "")) for name, machine in made.nodes.items()]
     value = {"nodes": made.nodes} | ({"hosts": made.hosts} if made.hosts else {})
     show(value, ("NODE", "MACHINE", "HOST"), rows, as_=args.format)
@@ -168,21 +177,8 @@ def node(args: Args, runtime: Runtime) -> int:
     return 1 if failed else 0
 
 
-def _placing(args: Args) -> Settings | None:
-    """The settings, where hosts of a placement list have the machines. Else this host has them, and they are root's: anybody else
-    would find none to end, and say nothing. Raises NotPermitted."""
-    bait = settings.load(args.file) if not args.here and args.file.exists() else None
-    if bait is not None and bait.placement:
-        return bait
-    if os.geteuid() != 0:
-        raise NotPermitted(f"cloud nodes are root's machines, and this is uid {os.geteuid()}", hint=AS_ROOT)
-    return None
-
-
 async def _placed(args: Args, runtime: Runtime, bait: Settings) -> Made:
-    async def ask(argv: tuple[str, ...], timeout: float) -> Finished:
-        return await run_beside(argv, timeout=timeout, check=False)
-
+    ask = lambda argv, timeout: run_beside(argv, timeout=timeout, check=False)  # noqa: E731
     place = Placement(bait, state_folder(args, runtime, "cloud"), ask, hostnames)
     if args.act == "list":
         return await place.all()

@@ -42,7 +42,7 @@ def run(act: str, system: str, words: list[str], runtime: Runtime) -> int:
             runtime.settings  # noqa: B018 - read here: a mistake in them is logged once, and the work is done all the same
         except BelljarError as exc:
             log(system, act, exc.message, runtime.verbose)
-            runtime.be_lenient()
+            runtime.is_lenient = True
         (prolog if act == "prolog" else epilog)(dialect, env, tuple(words), runtime)
     except BelljarError as exc:
         log(system, act, f"{exc.message} ({exc.hint})", runtime.verbose)
@@ -178,7 +178,7 @@ def go_by_the_site(runtime: Runtime) -> Settings:
         runtime.settings  # noqa: B018 - to see whether they can be read
     except BelljarError:
         if all(mistake.is_users for mistake in runtime.inspect().mistakes):
-            runtime.be_lenient()
+            runtime.is_lenient = True
     return runtime.settings.batch
 
 

@@ -25,7 +25,6 @@ from belljar.jobs import Runtime
 from belljar.jobs.node import tester, without_template
 from belljar.jobs.shares import of_site
 from belljar.jobs.site.doctor import KVM, node, of_users, qemu
-from belljar.model import Share
 from belljar.network import shortfalls
 
 FIRST_USER = 1000  # below are system users
@@ -47,8 +46,7 @@ def findings(runtime: Runtime, place: Place) -> Iterator[Finding]:
     is_used = settings.qemu.accelerator is not Accelerator.TCG
     yield of_users() if is_used else ok(KVM, "not used: qemu.accelerator is tcg")
     yield from _images(runtime, place)
-    yield _shares(runtime, file)
-    yield from _out_of_shares(runtime)
+    yield from _shares(runtime, file)
     yield from _bridges(runtime, file)
     yield examine("batch.allow", lambda: ok("batch.allow", f"{len(policy.rules(settings.batch))} rules"))
     yield examine(QUEUES, lambda: ok(QUEUES, f"{len(policy.queue_images(settings.batch))} queues"))
@@ -130,24 +128,19 @@ def _images(runtime: Runtime, place: Place) -> Iterator[Finding]:
         yield fail_if(f"image {name}", "" if is_here else f"not in {place.store}", remedy)
 
 
-def _shares(runtime: Runtime, file: str) -> Finding:
-    """What every job would be refused for, or go without."""
-    what, missing = "batch.shares", list[str]()
+def _shares(runtime: Runtime, file: str) -> Iterator[Finding]:
+    """What every job would be refused for, or go without. Templates and users' images are read with the user's rights on the node: no
+    machine may write them."""
+    what, missing, node = "batch.shares", list[str](), runtime.settings.paths.node
     try:
         shares = of_site(runtime.settings.batch.shares, missing.append)
     except BelljarError as exc:
-        return fail(what, f"{file}: {exc.message}", exc.hint)
-    if missing:
-        text = f"{file}: no such folder on this host: {', '.join(missing)}; jobs run without, and say so"
-        return fail(what, text, "Make or mount it, or take it out of the setting.")
-    return ok(what, ", ".join(f"{share.source} on {share.target}" for share in shares) or "none")
-
-
-def _out_of_shares(runtime: Runtime) -> Iterator[Finding]:
-    """Templates and users' images are read with the user's rights on the node: no machine may write them."""
-    node, shares = runtime.settings.paths.node, list[Share]()
-    with suppress(BelljarError):  # told with the shares
-        shares += of_site(runtime.settings.batch.shares)
+        yield fail(what, f"{file}: {exc.message}", exc.hint)
+        return
+    text = f"{file}: no such folder on this host: {', '.join(missing)}; jobs run without, and say so"
+    remedy = "Make or mount it, or take it out of the setting."
+    there = ", ".join(f"{share.source} on {share.target}" for share in shares) or "none"
+    yield expect(what, not missing, text if missing else there, remedy)
     homes = (user.pw_dir for user in pwd.getpwall() if user.pw_uid >= FIRST_USER)  # of those who may submit jobs
     places = [str(node)] if node else [home for home in homes if home.startswith("/")]
     what = f"paths.node = {node}" if node else "the folders of users' templates and images, in their homes,"

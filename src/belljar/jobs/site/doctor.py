@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import grp
 import os
-import re
 import resource
 import stat
 from contextlib import suppress
@@ -21,9 +20,6 @@ from belljar.jobs import Runtime, size
 from belljar.model import GIB, MIB, Outcome, Start
 from belljar.network import EgressMode, shortfalls
 
-DEVICES = (
-    "virtio-blk-pci", "virtio-serial-pci", "virtserialport", "virtio-rng-pci", "virtio-net-pci", "vmgenid",
-)  # fmt: skip
 QEMU_OVERHEAD = 128 * MIB  # of a QEMU process beside the guest's memory
 KVM = "/dev/kvm"
 DEVICE, CPUINFO = Path(KVM), Path("/proc/cpuinfo")
@@ -53,15 +49,10 @@ def programs(runtime: Runtime) -> Finding:
 
 def qemu(runtime: Runtime) -> Finding:
     """QEMU is new enough and has the devices machines are made of"""
-    from belljar.hypervisor.qemu.abilities import TRIED, find
+    from belljar.hypervisor.qemu.abilities import DEVICES, TRIED, find, name_of
 
     binary = find(runtime.settings.qemu.binary)
-    printed = commands.run([binary, "--version"], timeout=20, check=False).out.decode(errors="replace")
-    version = re.search(r"(?<=emulator )version (\d+)\.(\d+)(\.\d+)?", printed)
-    if version is None:
-        return fail("qemu", f"{binary} does not tell its version", "Set `qemu.binary` to a QEMU for x86_64.")
-    is_tried = (int(version[1]), int(version[2])) in TRIED
-    tried = "" if is_tried else f" (belljar was tried with {', '.join(f'{major}.{minor}' for major, minor in TRIED)})"
+    version, tried = name_of(binary).split()[3], [f"{major}.{minor}" for major, minor in TRIED]
     devices = commands.run([binary, "-device", "help"], timeout=20)
     wanted, there = (*DEVICES, share_kind("").device), devices.out + devices.err
     lacking = [name for name in wanted if f'name "{name}"'.encode() not in there]
@@ -69,8 +60,10 @@ def qemu(runtime: Runtime) -> Finding:
         lacking.append("-netdev user")
     if lacking:
         remedy = "What needs these will be refused; install a full QEMU."
-        return warn("qemu", f"{binary} {version[0][8:]} lacks {', '.join(lacking)}", remedy)
-    return ok("qemu", f"{binary}, {version[0]}, with all devices{tried}")
+        return warn("qemu", f"{binary} {version} lacks {', '.join(lacking)}", remedy)
+    is_tried = version.startswith(tuple(f"{it}." for it in tried))
+    also = "" if is_tried else f" (belljar was tried with {', '.join(tried)})"
+    return ok("qemu", f"{binary}, version {version}, with all devices{also}")
 
 
 def accelerator(runtime: Runtime) -> Finding:
