@@ -445,7 +445,7 @@ def start_otherwise(store: Images, image: Image, name: str, append: str) -> Imag
 
 def test_the_same_disk_with_another_start_is_refused_under_another_name(store: Images, publish: Publish) -> None:
     image = publish("base", b"1")
-    with pytest.raises(ImageUnfit, match="as image base, with another kernel, ramdisk or command line"):
+    with pytest.raises(ImageUnfit, match="as image base, and starts in another way"):
         start_otherwise(store, image, "other", "noisy")
     assert store.resolve("base").append == "quiet" and list(store.gc()) == []
 

@@ -131,15 +131,6 @@ def tag(args: Args, runtime: Runtime) -> None:
     runtime.images.tag(runtime.images.resolve(args.image), args.name)
 
 
-def set_(args: Args, runtime: Runtime) -> None:
-    if args.context is None and args.firmware is None:
-        raise BadOption("nothing to change", hint="Give --context or --firmware.")
-    image = runtime.images.resolve(args.image)
-    if args.context not in (None, Context.AUTO):
-        choose(args.context, means_of(image.facts, image.kernel is not None), args.image)
-    runtime.images.amend(image, context=args.context, firmware=args.firmware)
-
-
 def extract(args: Args, runtime: Runtime) -> None:
     if not disks.is_archive(args.output):
         names = [os.path.basename(os.path.normpath(path)) for path in args.paths]
@@ -379,10 +370,6 @@ IMAGE * @images | name or digest (default: all images)
 # tag | give an image one more name
 {IMAGE}
 NAME | its new name
-# set | change how an image is booted, and how belljar's agent gets into it
-{IMAGE}
---firmware {{Firmware}} | boot loader of a disk that is not booted directly
---context {{Context}} | {CONTEXT}
 # extract | copy files and folders out of an image, or out of a machine's kept disk
 {DISK}
 PATH + @paths | a path in it

@@ -25,6 +25,7 @@ FORMAT = 1
 FILE = "manifest.json"
 DISK, KERNEL, INITRD, INPUTS = PARTS = ("disk.qcow2", "kernel", "initrd", "inputs.tar")  # the last of warm images
 LARGEST_MANIFEST = 4 << 20
+STARTS = ("boots_by", "use_firmware", "context", "agent_in_initrd", "init")  # facts
 
 
 @dataclass(frozen=True)
@@ -137,16 +138,17 @@ def origin_command(image: Image) -> str:
     return f"belljar image import {image.source} --name {name}"
 
 
+def start_of(image: Image) -> list[Any]:
+    """How its machines start, to be compared."""
+    return [image.boot_digest, *map(image.facts.get, STARTS)]
+
+
 def same_start(stored: Image, new: Image) -> None:
     """Raise ImageUnfit when the same disk was asked to start in another way than the one that is stored."""
-    what = f"the same disk is stored already, as image {stored.called}, with"
-    if stored.boot_digest != new.boot_digest:
+    if start_of(stored) != start_of(new):
+        what = f"the same disk is stored already, as image {stored.called}, and starts in another way"
         hint = "Remove that image first, with `belljar image remove --force`; a store has each disk once."
-        raise ImageUnfit(f"{what} another kernel, ramdisk or command line", hint=hint)
-    for fact in ("boots_by", "use_firmware", "context", "agent_in_initrd", "init"):
-        if (has := stored.facts.get(fact)) != (ordered := new.facts.get(fact)):
-            hint = "Change that image with `belljar image set`, or remove it first."
-            raise ImageUnfit(f"{what} {fact} = {has or 'auto'}, not {ordered or 'auto'}", hint=hint)
+        raise ImageUnfit(what, hint=hint)
 
 
 def _load(folder: Path) -> dict[str, Any]:

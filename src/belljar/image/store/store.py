@@ -22,7 +22,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from belljar.agent import bundle
-from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnfit, ImageUnknown, NoStore, NotPermitted
+from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnknown, NoStore, NotPermitted
 from belljar.hints import TYPE_CHECKING
 from belljar.host.files import private_folder, remove_tree, sync, write_whole
 from belljar.host.locks import Lock, locked, try_lock
@@ -173,23 +173,6 @@ class Store:
         """Remove a name. Removing a missing one is success."""
         (self.folder / "names" / name).unlink(missing_ok=True)
 
-    def amend(self, image: Image, *, context: Context | None = None, firmware: Firmware | None = None) -> Image:
-        """Change what the importer of an image said of it; None leaves a thing as it is. Running machines are not touched,
-        older templates of the image are not used any more. Raises ImageUnfit, NotPermitted."""
-        self._ours(image, "changed")
-        changes: dict[str, str | None] = {}
-        if context is not None:
-            changes["context"] = None if context is Context.AUTO else context.value
-        if firmware is not None:
-            if image.kernel is not None:
-                hint = f"Remove it, and import its disk again with `--firmware {firmware.value}`."
-                raise ImageUnfit("the image is booted directly, by a kernel that was taken out of it", hint=hint)
-            if firmware.value not in image.facts.get("firmware", ()):
-                raise ImageUnfit(f"the image's disk has no boot loader for {firmware.value}")
-            changes["use_firmware"] = firmware.value
-        manifest.set_facts(image.disk.parent, changes, mode=self.file_mode)
-        return manifest.read(image.disk.parent, image.names)
-
     def remove(
         self, image: Image, *, force: bool = False, nameless: bool = False, patience: float | None = None
     ) -> None:
@@ -302,7 +285,7 @@ class Store:
         except ImageCorrupt:
             return self._exchange(draft, folder)
         is_right = not self.complaint(stored) and not manifest.verify(folder, mode=None)
-        if set(names) <= {name} and (not is_right or stored.boot_digest != new.boot_digest):
+        if set(names) <= {name} and not (is_right and manifest.start_of(stored) == manifest.start_of(new)):
             with self._exclusive(stored) if is_right else nullcontext():
                 return self._exchange(draft, folder)
         manifest.same_start(stored, new)
