@@ -107,7 +107,7 @@ def verify(args: Args, runtime: Runtime) -> int:
     bad = [image for image, wrong in verdicts if wrong]
     for image in bad:
         what = "is not started any more" if image.store == runtime.images.folder else "is damaged"
-        complain(f"image {image.called} {what}. {runtime.images.remedy(image.disk.parent, image.called)}", "")
+        complain(f"image {image.called} {what}. {runtime.images.remedy(image)}", "")
     return 1 if bad else 0
 
 
@@ -364,7 +364,7 @@ CMD ... @command
 IMAGE * @images | name or digest (default: all images)
 # remove | remove a name; with its last name the image is removed, too
 {IMAGE}
---force | all its names at once; also if it is damaged, or a template needs it
+--force | all its names at once; also if a template needs it
 # gc +format | remove images without a name, unfinished ones, old downloads, and what is above `image.cache_limit`
 -n --dry-run | only show what would be done
 # tag | give an image one more name

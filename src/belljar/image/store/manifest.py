@@ -85,8 +85,8 @@ def read_unchecked(folder: Path, names: tuple[str, ...] = ()) -> Image:
     return _image(folder, _load(folder), names)
 
 
-def unreadable(folder: Path, names: tuple[str, ...]) -> Image:
-    """An image of which only the folder is known, good enough to be removed."""
+def unread(folder: Path, names: tuple[str, ...]) -> Image:
+    """The image by its folder alone, good enough to be removed."""
     digest = folder.name.rpartition("-")[2]
     return Image(digest, names, folder / DISK, 0, None, None, "", "", "", 0.0, store=folder.parent)
 
@@ -123,19 +123,6 @@ def set_facts(folder: Path, changes: dict[str, Any], *, mode: int) -> None:
     together = {**value["facts"], **changes}
     value["facts"] = {name: fact for name, fact in together.items() if fact is not None}
     _save(folder, value, mode)
-
-
-def origin_command(image: Image) -> str:
-    """The command that brings this image, or the present one of its name, again."""
-    if published := image.facts.get("published"):
-        return f"belljar image sync {published[0].partition(' ')[0]}"
-    name = image.names[0] if image.names else "NAME"
-    if "warm" in image.facts:
-        return f"belljar image warm {name} --from ... -- ..."
-    kind, _, suite = image.source.rpartition(" ")
-    if kind == "build debian":
-        return f"belljar image build debian --suite {suite} --name {name}"
-    return f"belljar image import {image.source} --name {name}"
 
 
 def start_of(image: Image) -> list[Any]:

@@ -68,7 +68,8 @@ class Store:
         try:
             return manifest.read(folder, names)
         except ImageCorrupt as exc:
-            exc.hint = self.remedy(folder, reference)
+            with suppress(ImageCorrupt, NoStore):
+                exc.hint = self.remedy(manifest.read_unchecked(folder, names))
             raise
 
     def find(self, reference: str) -> Image:
@@ -144,14 +145,12 @@ class Store:
             return exc.message
         return ""
 
-    def remedy(self, folder: Path, reference: str) -> str:
-        """What to do about a damaged image in *folder*."""
-        words = "Import or build it again."
-        with suppress(ImageCorrupt, NoStore):
-            words = f"`{manifest.origin_command(self.find(reference))}` replaces it."
-        if folder.parent == self.folder:
-            return words
-        return f"It lies in the site's store {folder.parent}, which only its owner can change. As root: {words}"
+    def remedy(self, image: Image) -> str:
+        """What to do about a damaged image."""
+        again = f"Sync, import or build it again; it came from {image.source}."
+        if image.store == self.folder:
+            return again
+        return f"It lies in the site's store {image.store}, which only its owner can change. As root: {again}"
 
     def verify(self, image: Image) -> list[str]:
         """What is wrong with its files, by their full digests; empty: nothing. It is marked with that where the store is ours:
@@ -192,19 +191,12 @@ class Store:
                 remove_tree(self._aside(folder))
 
     def drop(self, reference: str, *, force: bool = False) -> None:
-        """Remove a name, and the image with its last name. With *force* the whole image, even where its manifest cannot be
-        read."""
+        """Remove a name, and the image with its last name, whatever is left of its files. With *force* the whole image."""
         folder, names = self._find(reference)
         others = [name for name in _names(folder.parent).get(folder.name, ()) if name not in names]
         if names == (reference,) and others and not force and folder.parent == self.folder:
             return self.untag(reference)
-        try:
-            image = manifest.read_unchecked(folder, names)
-        except ImageCorrupt:
-            if not force:
-                raise
-            image = manifest.unreadable(folder, names)
-        return self.remove(image, force=force)
+        return self.remove(manifest.unread(folder, names), force=force)
 
     def publish(
         self, draft: Path, what: manifest.Facts, name: str | None, *, ordered: Mapping[str, str] | None = None
