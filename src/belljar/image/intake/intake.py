@@ -11,14 +11,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from belljar.errors import BelljarError, HostError, ImageCorrupt, ImageTooLarge, ImageUnfit
 from belljar.host import commands
 from belljar.host.files import remove_tree, write_whole
-from belljar.host.locks import Lock, is_locked, locked, try_lock
+from belljar.host.locks import Lock, locked, try_lock
 from belljar.image import Image, Surveyor
 from belljar.image.boot import initramfs, kernel, modules
 from belljar.image.intake import sandbox
@@ -114,21 +114,12 @@ def abandoned(store: Store, *, dry_run: bool = False) -> Iterator[Path]:
     """Drafts whose makers are dead, each as it was (or would be) removed."""
     folder = store.folder / "drafts"
     for draft in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if not is_locked(draft / "maker") and (dry_run or _dropped(draft)):
-            yield draft
-
-
-def _dropped(draft: Path) -> bool:
-    """Remove it, unless its maker or another `gc` takes its lock first."""
-    if draft.name.startswith(REMOVED):
-        drop(draft)
-        return True
-    with suppress(FileNotFoundError):
-        if lock := try_lock(draft / "maker"):
-            with lock:
-                drop(draft)
-            return True
-    return False
+        with suppress(FileNotFoundError):  # another `gc` was quicker
+            if lock := nullcontext() if draft.name.startswith(REMOVED) else try_lock(draft / "maker"):
+                with lock:
+                    if not dry_run:
+                        drop(draft)
+                    yield draft
 
 
 def drop(folder: Path) -> None:
