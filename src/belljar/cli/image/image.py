@@ -55,7 +55,7 @@ def import_(args: Args, runtime: Runtime) -> None:
     if not args.name and (args.source == "-" or not is_container(source)):
         raise BadOption("--name is missing", hint="Only a container image with an address or path needs none.")
     order = Order(
-        source, args.name or name_of(source), args.kernel, args.initrd, args.append, args.firmware, kind=args.kind,
+        source, args.name or name_of(source), args.kernel, args.initrd, args.append, args.firmware,
         sha256=args.sha256.lower(), context=args.context, signer=args.signer,
     )  # fmt: skip
 
@@ -340,11 +340,10 @@ ACTS = f"""
 --packages PACKAGE + = | Debian packages to add
 --run CMD * | a shell command to run as root in the new system; repeatable
 --disk SIZE | the disk's size; it takes no space until written to (8G)
-# import | import a disk image, qcow2 or raw, packed or not, or a container image
+# import | import a disk (qcow2 or raw, packed or not), a boot disc (ISO) such as CernVM's, or a container image
 FILE|URL|CONTAINER @source | a path, or an address (file, http or https); or docker://HOST/NAME[:TAG|@sha256:DIGEST], oci:DIR[:TAG],
 | oci-archive:FILE, docker-archive:FILE, - (`docker save` on standard input), sif:FILE, dir:PATH
 --name NAME = | the image's name
---kind {{disk,iso}} =disk | iso: a boot disc, such as CernVM's
 --sha256 DIGEST = | digest that the file must have, before it is unpacked
 --signer x509:FOLDER:DN = | require a signature, as CernVM images have: by an authority in FOLDER, with a name that
 | fits the pattern DN

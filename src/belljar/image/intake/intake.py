@@ -55,7 +55,7 @@ class Origin:
     append: str | None = None
     firmware: str = "auto"  # auto, bios and uefi: boot by it in any case; none: only directly
     facts: dict[str, Any] = field(default_factory=dict)
-    kind: str = "disk"  # iso: a CD-ROM, which is only started; its files are not read. auto: as the file is
+    is_disc: bool = False  # a CD-ROM, which is only started; its files are not read
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def take(store: Store, folder: Path, origin: Origin, progress: Progress, judge: 
     size = _whole_sectors(raw, store.settings.max_size)
     sandbox.convert(raw, "raw", folder / manifest.DISK, "qcow2", size + size // 64 + SPARE)
     boot = Boot(facts={"boots_by": "disc"})
-    if origin.kind == "disk":
+    if not origin.is_disc:
         boot = _look(folder, raw, size, origin, progress, store.surveyor)
     facts = {**boot.facts, **origin.facts}
     if judge is not None:

@@ -66,12 +66,17 @@ def bring(store: Store, order: Order, judge: intake.Judge | None = None) -> Imag
                 now = datetime.fromtimestamp(time.time(), UTC).replace(tzinfo=None)
                 facts["signer"] = signature.verify(blob, order.signer, now)
             try:
-                kind = to_raw(blob, folder, store.settings.max_size, progress, order.kind)
+                is_disc = to_raw(blob, folder, store.settings.max_size, progress)
             except ImageCorrupt as exc:
                 exc.hint = NOTHING_STORED if exc.hint == ImageCorrupt.hint else exc.hint
                 raise
+            if is_disc and (
+                order.kernel or order.firmware not in ("auto", "bios") or order.context is not Context.AUTO
+            ):
+                hint = "A disc is booted by the BIOS, and its guest knows its own work."
+                raise BadOption("a boot disc with --kernel, --context, or another firmware than bios", hint=hint)
             facts = {name: fact for name, fact in facts.items() if fact}
-            origin = replace(order, source=address, kind=kind, facts=facts)
+            origin = replace(order, source=address, is_disc=is_disc, facts=facts)
             image = intake.take(store, folder, origin, progress, judge)
         progress.step(f"Image {order.name} is ready ({image.digest:.12})")
         return image
@@ -85,8 +90,7 @@ def _bring_container(store: Store, order: Order) -> Image:
     if order.public_only:
         hint = "Have the site import the image, and ask for it by its name."
         raise BadOption(f"{order.source}: container images are not fetched for strangers", hint=hint)
-    usual = replace(Order(order.source, order.name), kind=order.kind)
-    if order != usual or order.kind == "iso":
+    if order != Order(order.source, order.name):
         raise BadOption(f"{order.source}: options of a disk's import mean nothing for a container image")
     return disk.bring(store, order.source, order.name)
 
@@ -115,10 +119,6 @@ def check(order: Order) -> None:
         raise BadOption(f"{order.sha256!r} is not a sha256 digest", hint="Give 64 hexadecimal digits.")
     if order.kernel and order.firmware in ("bios", "uefi"):
         raise BadOption(f"--firmware {order.firmware} with a kernel", hint="Firmware starts the disk's own kernel.")
-    is_iso = order.kind == "iso"
-    if is_iso and (order.kernel or order.firmware not in ("auto", "bios") or order.context is not Context.AUTO):
-        hint = "A disc is booted by the BIOS, and its guest knows its own work."
-        raise BadOption("--kind iso with --kernel, --context, or another firmware than bios", hint=hint)
     if order.initrd and not order.kernel:
         raise BadOption("a ramdisk without its kernel", hint="Give --kernel too.")
     if order.signer:
@@ -130,9 +130,8 @@ def check(order: Order) -> None:
             raise InputMissing(f"{path}: no readable file", hint="Correct the path.")
 
 
-def to_raw(blob: Path, folder: Path, largest: int, progress: Progress, kind: str = "disk") -> str:
-    """Make the raw disk of a draft of *blob*, unpacked and converted. Returns its kind, disk or iso, as was asked for unless that is
-    auto. Uses up *blob*."""
+def to_raw(blob: Path, folder: Path, largest: int, progress: Progress) -> bool:
+    """Make the raw disk of a draft of *blob*, unpacked and converted. Is it a CD-ROM? Uses up *blob*."""
     head = _head(blob)
     if program := next((argv for magic, argv in PACKED.items() if head.startswith(magic)), None):
         progress.step(f"Unpacking ({program[0]})")
@@ -147,20 +146,14 @@ def to_raw(blob: Path, folder: Path, largest: int, progress: Progress, kind: str
         convert(blob, "qcow2", raw, "raw", largest)
         blob.unlink()
         blob, head = raw, _head(raw)
-    has_disc = head.startswith(DISC, DISC_AT)
-    if kind == "auto":
-        kind = "iso" if has_disc else "disk"
-    if kind == "iso" and not has_disc:
-        raise ImageCorrupt("the file is not a disc (ISO 9660)", hint="Leave `--kind iso` out for a disk.")
-    if kind == "iso" and not head.startswith(BOOT_RECORD, BOOT_RECORD_AT):
+    is_disc = head.startswith(DISC, DISC_AT)
+    if is_disc and not head.startswith(BOOT_RECORD, BOOT_RECORD_AT):
         hint = "Give a disc that can be booted."
         raise ImageCorrupt("the disc has no boot loader (no El Torito boot record)", hint=hint)
-    if kind == "disk" and has_disc:
-        raise ImageCorrupt("the file is an installation disc (ISO 9660)", hint="Give `--kind iso` to boot it.")
-    if kind == "disk" and not any(head.startswith(mark, at) for at, mark in DISK_MARKS):
+    if not is_disc and not any(head.startswith(mark, at) for at, mark in DISK_MARKS):
         raise ImageCorrupt("neither a qcow2 file nor a disk: no partition table and no file system", hint=FORMS)
     blob.rename(raw)
-    return kind
+    return is_disc
 
 
 def _head(path: Path) -> bytes:
