@@ -132,7 +132,7 @@ def test_a_recipe_that_cannot_be_built_is_refused_at_once(store: Store, recipe: 
         ("E: Unable to locate package nonsense", "--packages"),
         ("E: Failed to fetch http://mirror/x  Temporary failure resolving", "image.mirror"),
         ("E: failed to run newuidmap", "uidmap"),
-        ("E: something else", "last lines"),
+        ("E: something else", "Correct"),
     ],
 )
 def test_a_failed_build_shows_the_last_lines_and_where_the_log_is(

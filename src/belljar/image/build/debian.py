@@ -32,14 +32,8 @@ PATIENCE, GRACE = 3600.0, 20.0  # seconds until a step of a build gets TERM, and
 DEFAULT = "http://deb.debian.org/debian"
 APT_TIMEOUT = 30.0
 PROXY = re.compile(r'^Acquire::(https?)::Proxy "([^"]+)";$', re.MULTILINE)
-FAILED = "The last lines of the build's log are above; the whole log's path is in the message."
-# Words in the last lines of a build that failed -> what to do.
 NO_USERS = "Build as root: without root it takes the package uidmap, and a line for you in /etc/subuid and /etc/subgid."
-REMEDIES = {
-    ("newuidmap", "subuid", "unshare"): NO_USERS,
-    ("Unable to locate package",): "Correct --packages.",
-    ("Temporary failure", "Could not connect", "Failed to fetch"): "Check the network, or set `image.mirror`.",
-}
+FAILED = f"Correct --packages, or check the network and `image.mirror`. {NO_USERS}"
 
 # Left out of the image; licences stay.
 UNREAD = ("/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/doc/*", "/usr/share/lintian/*")
@@ -172,13 +166,11 @@ def _run(argv: list[str], log: Path, workshop: Path) -> None:
     program = commands.path_of(argv[0], hint)
     # A container may forbid namespaces even to root.
     is_root = os.geteuid() == 0
-    namespaces = (
-        AS_ROOT if is_root and not commands.run([*AS_ROOT, "true"], timeout=APT_TIMEOUT, check=False).code else ()
-    )
+    can_isolate = is_root and not commands.run([*AS_ROOT, "true"], timeout=APT_TIMEOUT, check=False).code
     # TERM first, so that mmdebstrap removes its mounts and folders: in a user namespace it made those itself.
     ended = ["setpriv", "--pdeathsig=TERM", "timeout", f"--kill-after={GRACE}", str(PATIENCE)]
     with open(log, "wb") as file, subprocess.Popen(
-        [*ended, *namespaces, program, *argv[1:]], stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+        [*ended, *(AS_ROOT if can_isolate else ()), program, *argv[1:]], stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
         env=_environment(workshop), start_new_session=True, cwd="/",
     ) as process:  # fmt: skip
         try:
@@ -189,8 +181,7 @@ def _run(argv: list[str], log: Path, workshop: Path) -> None:
             raise
     if process.returncode:
         lines = "\n  ".join(log.read_text(errors="replace").splitlines()[-LAST_LINES:])
-        hint = next((hint for words, hint in REMEDIES.items() if any(word in lines for word in words)), FAILED)
-        raise ImageError(f"{argv[0]} ended with {process.returncode}; the whole log is {log}:\n  {lines}", hint=hint)
+        raise ImageError(f"{argv[0]} ended with {process.returncode}; the whole log is {log}:\n  {lines}", hint=FAILED)
 
 
 def _environment(workshop: Path) -> dict[str, str]:

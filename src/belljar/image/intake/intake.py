@@ -165,7 +165,10 @@ def take(store: Store, folder: Path, origin: Origin, progress: Progress, judge: 
     here that is there already, else the store's surveyor makes it."""
     raw = folder / RAW
     progress.step("Writing the disk")
-    size = _whole_sectors(raw, store.settings.max_size)
+    size = -(-raw.stat().st_size // 512) * 512  # whole sectors
+    if size > store.settings.max_size:
+        raise ImageTooLarge(f"a disk of {size} bytes, the limit is {store.settings.max_size}")
+    os.truncate(raw, size)
     sandbox.convert(raw, "raw", folder / manifest.DISK, "qcow2", size + size // 64 + SPARE)
     boot = Boot(facts={"boots_by": "disc"})
     if not origin.is_disc:
@@ -279,14 +282,3 @@ def _busybox(root: Survey) -> bytes:
     if (host := commands.which("busybox")) and initramfs.is_static(data := Path(host).read_bytes()):
         return data
     raise BelljarError("no static busybox, in the image or on this host", hint="Install the package busybox-static.")
-
-
-def _whole_sectors(raw: Path, largest: int) -> int:
-    """The disk's size, filled up to whole sectors. Raises ImageTooLarge, ImageCorrupt."""
-    size = -(-raw.stat().st_size // 512) * 512
-    if size == 0:
-        raise ImageCorrupt("the disk is empty")
-    if size > largest:
-        raise ImageTooLarge(f"a disk of {size} bytes, the limit is {largest}")
-    os.truncate(raw, size)
-    return size

@@ -221,11 +221,9 @@ class Repository:
             self.notes.append("nodes see this after the site's next `belljar image publish --refresh`")
             return
         self._write("snapshot", self.snapshot, self.root.signed)
-        timestamp = tuf.Metadata(tuf.Timestamp(snapshot_meta=tuf.MetaFile(self.snapshot.signed.version)))
-        with suppress(OSError, RepositoryError):
-            before = tuf.Metadata[tuf.Timestamp].from_bytes((self.folder / "metadata/timestamp.json").read_bytes())
-            timestamp.signed.version = before.signed.version
-        self._write("timestamp", timestamp, self.root.signed)
+        version = self.snapshot.signed.version
+        timestamp = tuf.Timestamp(version - 1, snapshot_meta=tuf.MetaFile(version))  # the two have the same number
+        self._write("timestamp", tuf.Metadata(timestamp), self.root.signed)
         if set(self._delegated) <= set(self.roles):
             self._prune()
 

@@ -107,7 +107,8 @@ class Store:
             return BootFiles(image.kernel, image.initrd, image.append, image.boot_digest)
         digest = initramfs.boot_digest(image)
         cached = self.folder / "cache" / digest
-        if not _is_whole(cached, image.initrd):
+        # It was written in one step: it is whole, or somebody truncated it below the image's own part.
+        if not (cached.exists() and cached.stat().st_size > image.initrd.stat().st_size):
             self.work_folder("cache")
             data = image.initrd.read_bytes() + initramfs.agent_part(self.interpreter())
             write_whole(cached, data, mode=self.file_mode | 0o200)
@@ -356,11 +357,3 @@ def _image_folders(store: Path) -> list[Path]:
         return []
     except OSError as exc:
         raise NoStore(f"{store}: {exc.strerror}") from exc
-
-
-def _is_whole(cached: Path, initrd: Path) -> bool:
-    """A cached ramdisk was written in one step: it is whole, or somebody truncated it below the image's own part."""
-    try:
-        return cached.stat().st_size > initrd.stat().st_size
-    except FileNotFoundError:
-        return False
