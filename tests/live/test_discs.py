@@ -32,7 +32,7 @@ def cernvm(belljar: Belljar, tmp_path: Path) -> Belljar:
     (ramdisk,) = [path for path in (STORE / "images").glob("sha256-*/initrd")][:1]
     make_disc(tmp_path / "small.iso", tmp_path / "vmlinuz", ramdisk)
     own = Belljar(tmp_path / "own", tmp_path / "own/store")
-    assert own("image", "import", str(tmp_path / "small.iso"), "--name", "cernvm", "--kind", "iso").returncode == 0
+    assert own("image", "import", str(tmp_path / "small.iso"), "--name", "cernvm").returncode == 0
     return own
 
 

@@ -105,7 +105,7 @@ class Images(Store):
         place = source.partition(":")[2]
         if is_container(source) and not place.startswith("/"):
             raise BadOption(f"{source}: not an absolute path", hint="Name it by its path from the root.")
-        order = sources.Order(source, name_of(source), kind="auto", public_only=public_only)
+        order = sources.Order(source, name_of(source), public_only=public_only)
         path = self.work_folder("named") / f"{fetch.key(source)}.json"
         lock = try_lock(path.with_suffix(".lock"))
         if not lock and not self._has(source):

@@ -31,8 +31,8 @@ KEPT_FACTS = ("context", "suite", "added")
 ARCHIVE = "Name an archive, FILE.tar or FILE.tar.gz, in a folder you may write to."
 TAR, TAR_GZ = (".tar",), (".tar.gz", ".tgz")
 NOT_LOOKED_INTO = (
-    "its file systems were not looked into, which takes a machine of `image.default`: import it again when that image is here;"
-    " or say how its guests get the agent (`belljar image set --context`), or install it (`belljar image agent --help`)"
+    "its file systems were not looked into, which takes a machine of `image.default`: import it again when that image is here,"
+    " or with `--context`; or install it (`belljar image agent --help`)"
 )
 
 

@@ -33,7 +33,7 @@ def test_an_authority_between_is_followed(tmp_path: Path) -> None:
 
 
 def test_certificates_that_are_no_good_are_refused(tmp_path: Path) -> None:
-    assert "no certificate of an authority" in refused(tmp_path, holder(DN))
+    assert "no authority in" in refused(tmp_path, holder(DN))
     ca = authority(tmp_path / "ca")
     assert "vouches" in refused(tmp_path, holder(DN))  # its own authority
     assert "vouches" in refused(tmp_path, holder("/CN=Other", is_authority=True).issue(DN))
@@ -42,7 +42,6 @@ def test_certificates_that_are_no_good_are_refused(tmp_path: Path) -> None:
         plain = ca.issue("/CN=user", is_authority=is_authority)
         assert "vouches" in refused(tmp_path, plain.issue(DN), plain)
     assert "vouches" in refused(tmp_path, ca.issue(DN, signs=False))  # a key for encryption
-    assert "a chain of 20" in refused(tmp_path, *[plain] * 20)
     assert "could be mistaken" in refused(tmp_path, holder_with_slashes(ca))
     with pytest.raises(ImageMismatch, match="cannot be read"):
         check_chain(["not a certificate"], tmp_path / "ca", NOW)

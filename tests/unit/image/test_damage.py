@@ -78,7 +78,7 @@ def test_what_a_verification_found_wrong_is_not_started_again(
     for reference in ("base", "other", image.digest):
         with pytest.raises(ImageCorrupt, match=rf"image \w+: {name}: sha256 is.*verify") as caught:
             later.resolve(reference)
-        assert "`belljar image build debian --suite bookworm --name " in caught.value.hint
+        assert "it came from build debian bookworm" in caught.value.hint
 
 
 def test_a_file_that_is_right_again_can_be_used_but_nothing_made_of_the_wrong_one(
@@ -135,7 +135,7 @@ def test_who_may_not_write_the_sites_store_is_told_whom_to_ask(
     assert typed("verify") == 1
     told = capsys.readouterr()
     assert "sha256" in told.out
-    assert "`belljar image build debian" in told.err and "root" in told.err and str(site.folder) in told.err
+    assert "build debian bookworm" in told.err and "root" in told.err and str(site.folder) in told.err
     assert user.resolve("base")  # what only this user has seen is not the site's word
     assert site.verify(site.find("base"))
     with pytest.raises(ImageCorrupt) as caught:
@@ -159,10 +159,10 @@ def test_the_list_and_the_doctor_tell(store: Store, publish: Publish, capsys: py
     }  # fmt: skip
     runtime: Any = SimpleNamespace(images=store, settings=SimpleNamespace(image=replace(Settings(), default="good")))
     finding = checks.images(runtime)
-    assert finding.grade is Grade.WARN and "image bad" in finding.text and "--name bad" in finding.remedy
+    assert finding.grade is Grade.WARN and "image bad" in finding.text and "build debian" in finding.remedy
     runtime.settings.image = replace(Settings(), default="bad")
     finding = checks.images(runtime)
-    assert finding.grade is Grade.FAIL and "--name bad" in finding.remedy
+    assert finding.grade is Grade.FAIL and "build debian" in finding.remedy
 
 
 def test_a_file_that_was_written_to_is_listed_as_corrupt_too(
@@ -209,23 +209,21 @@ def test_the_same_disk_stored_again_takes_the_place_of_a_damaged_one(store: Stor
     assert store.verify(store.resolve("base")) == [] and store.resolve("other").digest == image.digest
 
 
-def test_a_damaged_image_names_the_command_that_brings_it_again(
-    site: Site, store: Store, publish: Publish, tmp_path: Path
-) -> None:
+def test_a_damaged_image_names_where_it_came_from(site: Site, store: Store, publish: Publish, tmp_path: Path) -> None:
     site.put("base", b"1")
     node = site.trusting()
     node.ensure("base")
     node.tag(damaged(node, node.resolve("base")), "mine")
     damaged(store, publish("built", b"content"))
     damaged(store, bring(store, Order(str(ext4(tmp_path / "disk")), "disk", context=Context.INJECT), None))
-    for images, name, command in (
-        (node, "mine", "belljar image sync base"),
-        (store, "built", "belljar image build debian --suite bookworm --name built"),
-        (store, "disk", f"belljar image import file://{tmp_path}/disk --name disk"),
+    for images, name, source in (
+        (node, "mine", node.find("mine").source),
+        (store, "built", "build debian bookworm"),
+        (store, "disk", f"file://{tmp_path}/disk"),
     ):
         with pytest.raises(ImageCorrupt) as caught:
             images.resolve(name)
-        assert caught.value.hint == f"`{command}` replaces it."
+        assert caught.value.hint == f"Sync, import or build it again; it came from {source}."
 
 
 def test_a_damaged_import_is_replaced_by_the_same_import(store: Store, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tests.unit.image.site import Site
 
 from belljar.errors import (
     BadOption,
+    BadSetting,
     ImageCorrupt,
     ImageInUse,
     ImageMismatch,
@@ -238,12 +239,14 @@ def test_a_key_is_its_owners_alone_and_never_written_over(tmp_path: Path) -> Non
     assert path.stat().st_mode & 0o777 == 0o600
     assert publish.public_word(publish.make_key(path)) == word and word.startswith("ed25519:")
     path.chmod(0o640)
-    with pytest.raises(NotPermitted, match="others may read"):
+    with pytest.raises(BadSetting, match="others may read"):
         publish.load_keys([path])
-    (tmp_path / "noise").write_bytes(b"noise")
-    for name in ("noise", "none"):
-        with pytest.raises(InputMissing, match="not a private key"):
-            publish.load_keys([tmp_path / name])
+    (tmp_path / "noise").write_bytes(b"noise" * 4)
+    (tmp_path / "noise").chmod(0o600)
+    with pytest.raises(InputMissing, match="not a private key"):
+        publish.load_keys([tmp_path / "noise"])
+    with pytest.raises(BadSetting, match="No such file"):
+        publish.load_keys([tmp_path / "none"])
     with pytest.raises(BadOption):
         publish.make_key(tmp_path / "none/key")
 

@@ -12,7 +12,7 @@ from tests.unit.image.site import Site
 
 from belljar.cli.image import image as verb
 from belljar.cli.parser import Parser
-from belljar.errors import BadOption, ImageUnknown, InputMissing
+from belljar.errors import BadOption, BadSetting, ImageUnknown
 from belljar.image.store.store import Store
 
 Typed = Callable[..., int]
@@ -130,6 +130,6 @@ def test_a_command_line_that_means_nothing_is_refused(
 
 def test_without_its_key_nothing_is_published(typed: Typed, site: Site, tmp_path: Path) -> None:
     site.make("base", b"1", to=site.publisher)
-    with pytest.raises(InputMissing):
+    with pytest.raises(BadSetting):
         typed(site.publisher, "publish", "base", "--to", site.line, "--key", tmp_path / "none")
     assert site.files() == []

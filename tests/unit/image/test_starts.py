@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from belljar.errors import ImageUnfit, NotPermitted
 from belljar.image import Image
 from belljar.image.boot import initramfs
 from belljar.image.images import Images
@@ -59,26 +58,3 @@ def test_the_firmware_is_the_one_asked_for_or_the_one_there_is(
     assert firmware_of(image) is kind
     files = store.boot_files(image, Context.CLOUD_INIT)
     assert (files.kernel, files.append, files.firmware) == (None, "", kind)
-
-
-def test_a_context_is_changed_and_taken_back(store: Images, publish: Publish) -> None:
-    image = publish("mine")
-    assert store.amend(image, context=Context.INJECT).facts["context"] == "inject"
-    assert store.resolve("mine").facts["context"] == "inject"
-    assert "context" not in store.amend(image, context=Context.AUTO).facts
-    assert store.verify(store.resolve("mine")) == []
-
-
-def test_a_firmware_is_changed_only_where_that_can_work(store: Images, publish: Publish) -> None:
-    with pytest.raises(ImageUnfit, match="booted directly"):
-        store.amend(publish("direct"), firmware=Firmware.UEFI)
-    disk = publish("disk", b"another", direct=False)
-    with pytest.raises(ImageUnfit, match="no boot loader for uefi"):
-        store.amend(disk, firmware=Firmware.UEFI)
-    able = replace(disk, facts={"firmware": ["bios", "uefi"]})
-    assert store.amend(able, firmware=Firmware.UEFI).facts["use_firmware"] == "uefi"
-
-
-def test_another_owners_image_is_not_changed(store: Images, publish: Publish) -> None:
-    with pytest.raises(NotPermitted):
-        store.amend(replace(publish("mine"), store=store.folder.parent), context=Context.INJECT)

@@ -132,9 +132,7 @@ def test_a_manifest_that_is_none_is_reported_as_such(store: Images, publish: Pub
     with pytest.raises(ImageCorrupt):
         store.resolve("base")
     assert store.images() == []
-    with pytest.raises(ImageCorrupt):
-        store.drop("base")
-    store.drop("base", force=True)
+    store.drop("base")
     assert not folder.exists()
 
 
@@ -445,7 +443,7 @@ def start_otherwise(store: Images, image: Image, name: str, append: str) -> Imag
 
 def test_the_same_disk_with_another_start_is_refused_under_another_name(store: Images, publish: Publish) -> None:
     image = publish("base", b"1")
-    with pytest.raises(ImageUnfit, match="as image base, with another kernel, ramdisk or command line"):
+    with pytest.raises(ImageUnfit, match="as image base, and starts in another way"):
         start_otherwise(store, image, "other", "noisy")
     assert store.resolve("base").append == "quiet" and list(store.gc()) == []
 

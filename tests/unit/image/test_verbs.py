@@ -18,7 +18,6 @@ from belljar.cli.parser import Parser
 from belljar.errors import BadOption, ImageInUse, ImageUnknown, UsageError
 from belljar.host.python.interpreter import command
 from belljar.image import AGENT_PATH, Image
-from belljar.image.store import manifest
 from belljar.image.store.store import Store
 from belljar.jobs.disks import told_of
 
@@ -54,18 +53,6 @@ def test_the_list_shows_names_and_where_an_image_comes_from(
     ]
 
 
-def test_a_context_the_image_cannot_do_is_not_set(typed: Typed, publish: Publish, store: Store) -> None:
-    folder = publish("base").disk.parent
-    manifest.set_facts(
-        folder, {"cloud_init": False, "init_system": "systemd", "boots_by": "kernel"}, mode=store.file_mode
-    )
-    with pytest.raises(UsageError, match=r"image base: --context cloud-init is not possible.*no cloud-init"):
-        typed("set", "base", "--context", "cloud-init")
-    assert "context" not in store.resolve("base").facts
-    assert typed("set", "base", "--context", "ramdisk") == 0 and store.resolve("base").facts["context"] == "ramdisk"
-    assert typed("set", "base", "--context", "auto") == 0 and "context" not in store.resolve("base").facts
-
-
 def test_an_image_that_cannot_do_what_it_is_imported_for_is_not_stored(
     typed: Typed, publish: Publish, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,6 +63,8 @@ def test_an_image_that_cannot_do_what_it_is_imported_for_is_not_stored(
         assert store.images() == [base] and list((store.folder / "drafts").iterdir()) == []
     assert typed("import", disk, "--name", "mine", "--context", "ramdisk", root=root) == 0
     assert store.resolve("mine").facts["context"] == "ramdisk"
+    assert typed("import", disk, "--name", "mine", root=root) == 0  # the same disk, to be started in another way
+    assert "context" not in store.resolve("mine").facts and store.verify(store.resolve("mine")) == []
     store.drop("base")
     unknown = str(ext4(tmp_path / "unknown"))  # what nobody has looked for may be there all the same
     assert typed("import", unknown, "--name", "other", "--context", "inject") == 0

@@ -55,7 +55,7 @@ def import_(args: Args, runtime: Runtime) -> None:
     if not args.name and (args.source == "-" or not is_container(source)):
         raise BadOption("--name is missing", hint="Only a container image with an address or path needs none.")
     order = Order(
-        source, args.name or name_of(source), args.kernel, args.initrd, args.append, args.firmware, kind=args.kind,
+        source, args.name or name_of(source), args.kernel, args.initrd, args.append, args.firmware,
         sha256=args.sha256.lower(), context=args.context, signer=args.signer,
     )  # fmt: skip
 
@@ -107,7 +107,7 @@ def verify(args: Args, runtime: Runtime) -> int:
     bad = [image for image, wrong in verdicts if wrong]
     for image in bad:
         what = "is not started any more" if image.store == runtime.images.folder else "is damaged"
-        complain(f"image {image.called} {what}. {runtime.images.remedy(image.disk.parent, image.called)}", "")
+        complain(f"image {image.called} {what}. {runtime.images.remedy(image)}", "")
     return 1 if bad else 0
 
 
@@ -129,15 +129,6 @@ def gc(args: Args, runtime: Runtime) -> None:
 
 def tag(args: Args, runtime: Runtime) -> None:
     runtime.images.tag(runtime.images.resolve(args.image), args.name)
-
-
-def set_(args: Args, runtime: Runtime) -> None:
-    if args.context is None and args.firmware is None:
-        raise BadOption("nothing to change", hint="Give --context or --firmware.")
-    image = runtime.images.resolve(args.image)
-    if args.context not in (None, Context.AUTO):
-        choose(args.context, means_of(image.facts, image.kernel is not None), args.image)
-    runtime.images.amend(image, context=args.context, firmware=args.firmware)
 
 
 def extract(args: Args, runtime: Runtime) -> None:
@@ -349,11 +340,10 @@ ACTS = f"""
 --packages PACKAGE + = | Debian packages to add
 --run CMD * | a shell command to run as root in the new system; repeatable
 --disk SIZE | the disk's size; it takes no space until written to (8G)
-# import | import a disk image, qcow2 or raw, packed or not, or a container image
+# import | import a disk (qcow2 or raw, packed or not), a boot disc (ISO) such as CernVM's, or a container image
 FILE|URL|CONTAINER @source | a path, or an address (file, http or https); or docker://HOST/NAME[:TAG|@sha256:DIGEST], oci:DIR[:TAG],
 | oci-archive:FILE, docker-archive:FILE, - (`docker save` on standard input), sif:FILE, dir:PATH
 --name NAME = | the image's name
---kind {{disk,iso}} =disk | iso: a boot disc, such as CernVM's
 --sha256 DIGEST = | digest that the file must have, before it is unpacked
 --signer x509:FOLDER:DN = | require a signature, as CernVM images have: by an authority in FOLDER, with a name that
 | fits the pattern DN
@@ -373,16 +363,12 @@ CMD ... @command
 IMAGE * @images | name or digest (default: all images)
 # remove | remove a name; with its last name the image is removed, too
 {IMAGE}
---force | all its names at once; also if it is damaged, or a template needs it
+--force | all its names at once; also if a template needs it
 # gc +format | remove images without a name, unfinished ones, old downloads, and what is above `image.cache_limit`
 -n --dry-run | only show what would be done
 # tag | give an image one more name
 {IMAGE}
 NAME | its new name
-# set | change how an image is booted, and how belljar's agent gets into it
-{IMAGE}
---firmware {{Firmware}} | boot loader of a disk that is not booted directly
---context {{Context}} | {CONTEXT}
 # extract | copy files and folders out of an image, or out of a machine's kept disk
 {DISK}
 PATH + @paths | a path in it

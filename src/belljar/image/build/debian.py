@@ -1,7 +1,6 @@
 """Build a Debian image with mmdebstrap: a small system, the generic kernel, python3, and the agent's start in its ramdisk.
 
-As root, or as an ordinary user in a user namespace. Nothing is mounted: mke2fs writes the file system from a folder into a
-plain file. Packages come from the mirror of the settings, else from Debian's own.
+As root, or as an ordinary user in a user namespace. Packages come from the mirror of the settings, else from Debian's own.
 """
 
 from __future__ import annotations
@@ -10,17 +9,14 @@ import os
 import re
 import shlex
 import subprocess
-from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
 
-from belljar.errors import BadOption, HostError, ImageError, ImageUnknown, NoSpace, NoStore, OverLimit
+from belljar.errors import HostError, ImageError, ImageUnknown, NoSpace, NoStore, OverLimit
 from belljar.host import commands
-from belljar.host.files import free_bytes, no_space_as_error
+from belljar.host.files import free_bytes
 from belljar.image import USUAL, Image
-from belljar.image.intake import intake
-from belljar.image.intake.sandbox import WITHOUT_ROOT
+from belljar.image.intake import intake, sandbox
 from belljar.image.progress import Progress, shown
 from belljar.image.store.store import Store, check_name
 from belljar.model import GIB, MIB
@@ -31,20 +27,13 @@ DISK_SIZE = 8 * GIB
 SMALLEST_DISK, LARGEST_DISK = 1 * GIB, 4096 * GIB
 SPACE_NEEDED = 2 * GIB
 PACKAGES = ("linux-image-amd64", "python3", "ca-certificates", "busybox-static", "e2fsprogs", "procps")
-PACKAGE = re.compile(r"[a-z0-9][a-z0-9.+-]*(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+|/[a-z0-9-]+)?")
 LAST_LINES = 15
 PATIENCE, GRACE = 3600.0, 20.0  # seconds until a step of a build gets TERM, and then KILL
 DEFAULT = "http://deb.debian.org/debian"
 APT_TIMEOUT = 30.0
 PROXY = re.compile(r'^Acquire::(https?)::Proxy "([^"]+)";$', re.MULTILINE)
-FAILED = "The last lines of the build's log are above; the whole log's path is in the message."
-# Words in the last lines of a build that failed -> what to do.
 NO_USERS = "Build as root: without root it takes the package uidmap, and a line for you in /etc/subuid and /etc/subgid."
-REMEDIES = {
-    ("newuidmap", "subuid", "unshare"): NO_USERS,
-    ("Unable to locate package",): "Correct --packages.",
-    ("Temporary failure", "Could not connect", "Failed to fetch"): "Check the network, or set `image.mirror`.",
-}
+FAILED = f"Correct --packages, or check the network and `image.mirror`. {NO_USERS}"
 
 # Left out of the image; licences stay.
 UNREAD = ("/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/doc/*", "/usr/share/lintian/*")
@@ -81,15 +70,6 @@ END
 chmod 755 "$1/usr/sbin/shutdown"
 for name in halt poweroff reboot; do ln -s shutdown "$1/usr/sbin/$name"; done
 """
-# Turns the packed system ($1) into an ext4 file system ($3, of $4 bytes) by way of the folder $2. No journal: a disk that
-# is thrown away needs none. Devices are left out: the guest's /dev is the kernel's.
-FORMAT = """set -e
-trap 'rm -rf "$2"' EXIT
-mkdir -m 755 "$2"
-tar --extract --file="$1" --directory="$2" --numeric-owner --preserve-permissions --exclude='./dev/*' $XATTRS
-truncate --size="$4" "$3"
-mke2fs -q -F -t ext4 -O ^has_journal -E lazy_itable_init=1,nodiscard -m 0 -i 32768 -L belljar -d "$2" "$3"
-"""
 # Root builds in namespaces of its own: when a build is killed, its processes and mounts are gone with it.
 AS_ROOT = ("unshare", "--mount", "--propagation=private", "--pid", "--kill-child", "--mount-proc", "--")
 
@@ -108,8 +88,11 @@ class Recipe:
 
 
 def build(store: Store, recipe: Recipe, *, only_if_missing: bool = False) -> Image:
-    """Build the image and give it its name. One build of a name at a time: others wait for it."""
-    check(recipe)
+    """Build the image and give it its name. One build of a name at a time: others wait for it. Raises BadOption, OverLimit."""
+    check_name(recipe.called)
+    if not SMALLEST_DISK <= recipe.disk_size <= LARGEST_DISK:
+        sizes = f"from {SMALLEST_DISK // GIB} GiB to {LARGEST_DISK // GIB} GiB"
+        raise OverLimit(f"--disk: a disk of {recipe.disk_size // MIB} MiB: {sizes}", hint="Ask for another size.")
     with shown() as progress, intake.alone(store, recipe.called, f"build the image {recipe.called}", progress):
         if only_if_missing:
             with suppress(ImageUnknown):
@@ -140,20 +123,6 @@ def usual(store: Store) -> Image:
     return build(store, Recipe("bookworm", USUAL), only_if_missing=True)
 
 
-def check(recipe: Recipe) -> None:
-    """Raise BadOption or OverLimit for what cannot be built."""
-    if recipe.suite not in SUITES:
-        raise BadOption(f"Debian suite {recipe.suite!r} is not known", hint=f"One of {', '.join(SUITES)}.")
-    check_name(recipe.called)
-    for package in recipe.packages:
-        if not PACKAGE.fullmatch(package):
-            raise BadOption(f"{package!r} cannot be the name of a Debian package")
-    if not SMALLEST_DISK <= recipe.disk_size <= LARGEST_DISK:
-        sizes = f"from {SMALLEST_DISK // GIB} GiB to {LARGEST_DISK // GIB} GiB"
-        hint = "Ask for another size with --disk."
-        raise OverLimit(f"a disk of {recipe.disk_size // MIB} MiB: {sizes}", hint=hint)
-
-
 def _debootstrap(store: Store, recipe: Recipe, folder: Path, log: Path, progress: Progress) -> None:
     """Run mmdebstrap and mke2fs: in *folder* are then the disk, an ext4 file system without partitions, and the archive that it was
     made of. That is all of the root, and not a stranger's: no machine has to look into it."""
@@ -163,14 +132,17 @@ def _debootstrap(store: Store, recipe: Recipe, folder: Path, log: Path, progress
     for place in (store.folder, workshop):
         if (free := free_bytes(place)) < SPACE_NEEDED:
             raise NoSpace(f"{place}: {free // MIB} MiB free, a build needs {SPACE_NEEDED // MIB} MiB")
-    packed, unpacked, raw = folder / intake.ARCHIVE, folder / "root", folder / intake.RAW
-    with open(log, "w", encoding="utf-8", errors="replace") as file, no_space_as_error(folder):
-        packed.touch(0o600)
-        argv = command_line(recipe, packed, sources(recipe.suite, store.settings.mirror))
-        _run(argv, file, progress, workshop)
-        progress.step("Making its file system")
-        words = ["sh", "-c", FORMAT, "format", str(packed), str(unpacked), str(raw), str(recipe.disk_size)]
-        _run(words if os.geteuid() == 0 else [*WITHOUT_ROOT, *words], file, progress, workshop)
+    packed = folder / intake.ARCHIVE
+    packed.touch(0o600)
+    _run(command_line(recipe, packed, sources(recipe.suite, store.settings.mirror)), log, workshop)
+    progress.step("Making its file system")
+    (folder / "tree").mkdir()
+    # Devices are left out: the guest's /dev is the kernel's. A file's capabilities mean something else inside of a user namespace.
+    capabilities = ("--xattrs", "--xattrs-include=security.capability") if os.geteuid() == 0 else ()
+    argv = ["tar", "--extract", f"--file={packed}", "--directory=tree", "--numeric-owner", "--preserve-permissions"]
+    argv += ["--exclude=./dev/*", *capabilities]
+    sandbox.run_in(folder, argv, sandbox.CONVERSION, recipe.disk_size, with_owners=True)
+    sandbox.make_ext4(folder, folder / intake.RAW, recipe.disk_size, "-i", "32768")
 
 
 def command_line(recipe: Recipe, packed: Path, sources: list[str]) -> list[str]:
@@ -188,38 +160,28 @@ def command_line(recipe: Recipe, packed: Path, sources: list[str]) -> list[str]:
     return [*words, "--format=tar", recipe.suite, str(packed), *sources]
 
 
-def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> None:
-    """Run it, with its output in the log and its steps shown. Raises ImageError with the last lines."""
+def _run(argv: list[str], log: Path, workshop: Path) -> None:
+    """Run it, with its output in the log. Raises ImageError with the last lines."""
     hint = f"Where there is no mmdebstrap, import an image. As root: {commands.remedy()}"
     program = commands.path_of(argv[0], hint)
     # A container may forbid namespaces even to root.
     is_root = os.geteuid() == 0
-    namespaces = (
-        AS_ROOT if is_root and not commands.run([*AS_ROOT, "true"], timeout=APT_TIMEOUT, check=False).code else ()
-    )
-    tail: deque[str] = deque(maxlen=LAST_LINES)
-    log.write(f"{argv}\n")
+    can_isolate = is_root and not commands.run([*AS_ROOT, "true"], timeout=APT_TIMEOUT, check=False).code
     # TERM first, so that mmdebstrap removes its mounts and folders: in a user namespace it made those itself.
     ended = ["setpriv", "--pdeathsig=TERM", "timeout", f"--kill-after={GRACE}", str(PATIENCE)]
-    with subprocess.Popen(
-        [*ended, *namespaces, program, *argv[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, env=_environment(workshop), start_new_session=True, cwd="/", encoding="utf-8", errors="replace",
+    with open(log, "wb") as file, subprocess.Popen(
+        [*ended, *(AS_ROOT if can_isolate else ()), program, *argv[1:]], stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+        env=_environment(workshop), start_new_session=True, cwd="/",
     ) as process:  # fmt: skip
         try:
-            for line in process.stdout or ():
-                log.write(line)
-                tail.append(line.rstrip())
-                if line.startswith("I: "):
-                    progress.step(f"mmdebstrap: {line[3:].strip()}")
+            process.wait()
         except BaseException:
             process.terminate()
             process.wait()
             raise
     if process.returncode:
-        lines = "\n  ".join(tail)
-        hint = next((hint for words, hint in REMEDIES.items() if any(word in lines for word in words)), FAILED)
-        end = f"{argv[0]} ended with {process.returncode}"
-        raise ImageError(f"{end}; the whole log is {log.name}:\n  {lines}", hint=hint)
+        lines = "\n  ".join(log.read_text(errors="replace").splitlines()[-LAST_LINES:])
+        raise ImageError(f"{argv[0]} ended with {process.returncode}; the whole log is {log}:\n  {lines}", hint=FAILED)
 
 
 def _environment(workshop: Path) -> dict[str, str]:
@@ -227,8 +189,6 @@ def _environment(workshop: Path) -> dict[str, str]:
     env = {**os.environ, **proxies(), "INITRD": "No", "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
     env["TMPDIR"] = str(workshop)
     env["PATH"] = f"{env.get('PATH', '')}:{commands.SEARCH_PATH}"
-    # A file's capabilities mean something else inside of a user namespace.
-    env["XATTRS"] = "--xattrs --xattrs-include=security.capability" if os.geteuid() == 0 else ""
     return env
 
 

@@ -40,7 +40,6 @@ SPARE_FILES = 500_000  # that a machine can make
 # Facts of the kernel's image that hold for each machine with this kernel and ramdisk.
 KERNEL_FACTS = ("root", "fstype", "release", "boots_by", "agent_in_initrd", "kernel_form", "least_memory", "mounts")
 BARE = "belljar.bare"  # of the command line: a root that may have no shell and no init
-MKE2FS = ("mke2fs", "-q", "-F", "-t", "ext4", "-O", "^has_journal", "-E", "lazy_itable_init=1,nodiscard", "-m", "0")
 
 
 def bring(store: Store, source: str, name: str) -> Image:
@@ -166,10 +165,7 @@ def _write_disk(work: Path, raw: Path, source: str, modules: Path, largest: int,
             raise ImageTooLarge(f"{source}: unpacks to {used} bytes, the limit is {largest}")
         size = max(DISK_SIZE, -(-2 * used // GIB) * GIB)
         progress.step("Making its file system")
-        words = [*MKE2FS, "-L", "belljar", "-d", "tree", "-N", str(files + SPARE_FILES), "disk.raw", f"{size >> 10}k"]
-        sandbox.run_in(work, words, sandbox.CONVERSION, size, with_owners=True)
-    sandbox.remove(work / "tree")
-    (work / "disk.raw").rename(raw)
+        sandbox.make_ext4(work, raw, size, "-N", str(files + SPARE_FILES))
     return size
 
 

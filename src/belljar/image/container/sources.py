@@ -20,6 +20,7 @@ from belljar.host import commands
 from belljar.host.commands import SEARCH_PATH
 from belljar.host.files import sha256_of
 from belljar.image import Settings
+from belljar.image.build.debian import NO_USERS
 from belljar.image.container import ARCHITECTURE, FOREIGN, IMAGE, LAYOUT, malformed, trees, trust
 from belljar.image.intake import sandbox
 from belljar.image.progress import Progress
@@ -38,6 +39,7 @@ THEIRS = (
 LOGIN = "Log in with `skopeo login HOST`, or correct the name."
 # Words in skopeo's or umoci's last message -> what that is here.
 REFUSALS: tuple[tuple[tuple[str, ...], type[errors.BelljarError], str], ...] = (
+    (("newuidmap", "subuid", "unshare:"), errors.CommandFailed, NO_USERS),
     (("no space left",), errors.NoSpace, errors.NoSpace.hint),
     (("file too large", "file size limit"), errors.ImageTooLarge, errors.ImageTooLarge.hint),
     (("did not match", "does not match", "digest mismatch"), errors.ImageMismatch, "Nothing was stored: what came is not what its digests say."),
@@ -178,18 +180,13 @@ def refusals(source: str) -> Iterator[None]:
         hint = f"Container images need it. As root: {commands.remedy()}"
         raise errors.CommandMissing(exc.message, hint=hint) from exc
     except errors.CommandFailed as exc:
-        lines = exc.message.strip().splitlines() or ["it failed and said nothing"]
         fatal = SAID.search(exc.message)
-        text = (fatal[1].replace('\\"', '"') if fatal else lines[-1]).strip(" \n⨯")[-600:]
-        for words, kind, hint in REFUSALS:
-            if any(word in text.lower() for word in words):
-                raise kind(f"{source}: {text}", hint=hint) from exc
-        if "newuidmap" in exc.message or "subuid" in exc.message or lines[-1].startswith("unshare:"):
-            from belljar.image.build.debian import NO_USERS
-
-            raise errors.CommandFailed(f"{source}: {text}", hint=NO_USERS) from exc
-        refusal = errors.DownloadFailed if source.startswith("docker:") else errors.ImageCorrupt
-        raise refusal(f"{source}: {text}") from exc
+        text = fatal[1].replace('\\"', '"') if fatal else exc.message.strip().rpartition("\n")[2]
+        text = text.strip(" \n⨯")[-600:]
+        usual = errors.DownloadFailed if source.startswith("docker:") else errors.ImageCorrupt
+        fits = ((kind, hint) for words, kind, hint in REFUSALS if any(word in text.lower() for word in words))
+        kind, hint = next(fits, (usual, usual.hint))
+        raise kind(f"{source}: {text}", hint=hint) from exc
 
 
 def _growth(source: str, target: Path, settings: Settings, progress: Progress) -> sandbox.Watch:

@@ -52,7 +52,7 @@ def check(image: str, settings: Settings, folder: Path, env: dict[str, str]) -> 
     except CommandMissing as exc:
         raise CommandMissing(f"{image}: {exc.message}", hint=MISSING) from exc
     except CommandFailed as exc:
-        lines = [line for line in exc.message.splitlines() if line.strip()] or ["it said nothing"]
-        text = next((line for line in lines if line.lower().startswith("error")), lines[-1]).strip()[:300]
+        lines = exc.message.splitlines()
+        text = next((line for line in lines if line.lower().startswith("error")), lines[-1])[:300]
         hint = "Ask its maker to sign it, or the site for another rule (image.trust)."
         raise NotPermitted(f"{image}: not signed as `image.trust` asks: cosign: {text}", hint=hint) from exc

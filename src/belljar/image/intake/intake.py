@@ -11,14 +11,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from belljar.errors import BelljarError, HostError, ImageCorrupt, ImageTooLarge, ImageUnfit
 from belljar.host import commands
 from belljar.host.files import remove_tree, write_whole
-from belljar.host.locks import Lock, is_locked, locked, try_lock
+from belljar.host.locks import Lock, locked, try_lock
 from belljar.image import Image, Surveyor
 from belljar.image.boot import initramfs, kernel, modules
 from belljar.image.intake import sandbox
@@ -55,7 +55,7 @@ class Origin:
     append: str | None = None
     firmware: str = "auto"  # auto, bios and uefi: boot by it in any case; none: only directly
     facts: dict[str, Any] = field(default_factory=dict)
-    kind: str = "disk"  # iso: a CD-ROM, which is only started; its files are not read. auto: as the file is
+    is_disc: bool = False  # a CD-ROM, which is only started; its files are not read
 
 
 @dataclass(frozen=True)
@@ -114,21 +114,12 @@ def abandoned(store: Store, *, dry_run: bool = False) -> Iterator[Path]:
     """Drafts whose makers are dead, each as it was (or would be) removed."""
     folder = store.folder / "drafts"
     for draft in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if not is_locked(draft / "maker") and (dry_run or _dropped(draft)):
-            yield draft
-
-
-def _dropped(draft: Path) -> bool:
-    """Remove it, unless its maker or another `gc` takes its lock first."""
-    if draft.name.startswith(REMOVED):
-        drop(draft)
-        return True
-    with suppress(FileNotFoundError):
-        if lock := try_lock(draft / "maker"):
-            with lock:
-                drop(draft)
-            return True
-    return False
+        with suppress(FileNotFoundError):  # another `gc` was quicker
+            if lock := nullcontext() if draft.name.startswith(REMOVED) else try_lock(draft / "maker"):
+                with lock:
+                    if not dry_run:
+                        drop(draft)
+                    yield draft
 
 
 def drop(folder: Path) -> None:
@@ -174,10 +165,13 @@ def take(store: Store, folder: Path, origin: Origin, progress: Progress, judge: 
     here that is there already, else the store's surveyor makes it."""
     raw = folder / RAW
     progress.step("Writing the disk")
-    size = _whole_sectors(raw, store.settings.max_size)
+    size = -(-raw.stat().st_size // 512) * 512  # whole sectors
+    if size > store.settings.max_size:
+        raise ImageTooLarge(f"a disk of {size} bytes, the limit is {store.settings.max_size}")
+    os.truncate(raw, size)
     sandbox.convert(raw, "raw", folder / manifest.DISK, "qcow2", size + size // 64 + SPARE)
     boot = Boot(facts={"boots_by": "disc"})
-    if origin.kind == "disk":
+    if not origin.is_disc:
         boot = _look(folder, raw, size, origin, progress, store.surveyor)
     facts = {**boot.facts, **origin.facts}
     if judge is not None:
@@ -288,14 +282,3 @@ def _busybox(root: Survey) -> bytes:
     if (host := commands.which("busybox")) and initramfs.is_static(data := Path(host).read_bytes()):
         return data
     raise BelljarError("no static busybox, in the image or on this host", hint="Install the package busybox-static.")
-
-
-def _whole_sectors(raw: Path, largest: int) -> int:
-    """The disk's size, filled up to whole sectors. Raises ImageTooLarge, ImageCorrupt."""
-    size = -(-raw.stat().st_size // 512) * 512
-    if size == 0:
-        raise ImageCorrupt("the disk is empty")
-    if size > largest:
-        raise ImageTooLarge(f"a disk of {size} bytes, the limit is {largest}")
-    os.truncate(raw, size)
-    return size

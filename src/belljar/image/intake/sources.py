@@ -10,7 +10,6 @@ import re
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from belljar.errors import BadOption, CommandFailed, ImageCorrupt, ImageMismatch, ImageTooLarge, InputMissing, NoSpace
 from belljar.host import commands
@@ -51,8 +50,8 @@ def bring(store: Store, order: Order, judge: intake.Judge | None = None) -> Imag
     stopped if it died. *judge* may refuse what was found."""
     if is_container(order.source):
         return _bring_container(store, order)
-    check(order)
     address = without_password(order.source)
+    check(order)
     with shown() as progress, intake.alone(store, fetch.key(order.source), f"import {address}", progress):
         with intake.draft(store, order.name) as folder:
             blob = _obtain(store, order, folder, progress)
@@ -67,12 +66,17 @@ def bring(store: Store, order: Order, judge: intake.Judge | None = None) -> Imag
                 now = datetime.fromtimestamp(time.time(), UTC).replace(tzinfo=None)
                 facts["signer"] = signature.verify(blob, order.signer, now)
             try:
-                kind = to_raw(blob, folder, store.settings.max_size, progress, order.kind)
+                is_disc = to_raw(blob, folder, store.settings.max_size, progress)
             except ImageCorrupt as exc:
                 exc.hint = NOTHING_STORED if exc.hint == ImageCorrupt.hint else exc.hint
                 raise
+            if is_disc and (
+                order.kernel or order.firmware not in ("auto", "bios") or order.context is not Context.AUTO
+            ):
+                hint = "A disc is booted by the BIOS, and its guest knows its own work."
+                raise BadOption("a boot disc with --kernel, --context, or another firmware than bios", hint=hint)
             facts = {name: fact for name, fact in facts.items() if fact}
-            origin = replace(order, source=address, kind=kind, facts=facts)
+            origin = replace(order, source=address, is_disc=is_disc, facts=facts)
             image = intake.take(store, folder, origin, progress, judge)
         progress.step(f"Image {order.name} is ready ({image.digest:.12})")
         return image
@@ -86,8 +90,7 @@ def _bring_container(store: Store, order: Order) -> Image:
     if order.public_only:
         hint = "Have the site import the image, and ask for it by its name."
         raise BadOption(f"{order.source}: container images are not fetched for strangers", hint=hint)
-    usual = replace(Order(order.source, order.name), kind=order.kind)
-    if order != usual or order.kind == "iso":
+    if order != Order(order.source, order.name):
         raise BadOption(f"{order.source}: options of a disk's import mean nothing for a container image")
     return disk.bring(store, order.source, order.name)
 
@@ -112,20 +115,12 @@ def version(order: Order, store: Store) -> str:
 def check(order: Order) -> None:
     """Raise BadOption or InputMissing for an order that cannot be carried out."""
     check_name(order.name)
-    without_password(order.source)
     if order.sha256 and not DIGEST.fullmatch(order.sha256):
         raise BadOption(f"{order.sha256!r} is not a sha256 digest", hint="Give 64 hexadecimal digits.")
     if order.kernel and order.firmware in ("bios", "uefi"):
         raise BadOption(f"--firmware {order.firmware} with a kernel", hint="Firmware starts the disk's own kernel.")
-    is_iso = order.kind == "iso"
-    if is_iso and (order.kernel or order.firmware not in ("auto", "bios") or order.context is not Context.AUTO):
-        hint = "A disc is booted by the BIOS, and its guest knows its own work."
-        raise BadOption("--kind iso with --kernel, --context, or another firmware than bios", hint=hint)
     if order.initrd and not order.kernel:
         raise BadOption("a ramdisk without its kernel", hint="Give --kernel too.")
-    scheme = urlsplit(order.source).scheme if "://" in order.source else "file"
-    if scheme not in ("file", "http", "https"):
-        raise BadOption(f"{scheme}: images come from files, http and https")
     if order.signer:
         from belljar.image.intake import signature
 
@@ -135,9 +130,8 @@ def check(order: Order) -> None:
             raise InputMissing(f"{path}: no readable file", hint="Correct the path.")
 
 
-def to_raw(blob: Path, folder: Path, largest: int, progress: Progress, kind: str = "disk") -> str:
-    """Make the raw disk of a draft of *blob*, unpacked and converted. Returns its kind, disk or iso, as was asked for unless that is
-    auto. Uses up *blob*."""
+def to_raw(blob: Path, folder: Path, largest: int, progress: Progress) -> bool:
+    """Make the raw disk of a draft of *blob*, unpacked and converted. Is it a CD-ROM? Uses up *blob*."""
     head = _head(blob)
     if program := next((argv for magic, argv in PACKED.items() if head.startswith(magic)), None):
         progress.step(f"Unpacking ({program[0]})")
@@ -152,20 +146,14 @@ def to_raw(blob: Path, folder: Path, largest: int, progress: Progress, kind: str
         convert(blob, "qcow2", raw, "raw", largest)
         blob.unlink()
         blob, head = raw, _head(raw)
-    has_disc = head.startswith(DISC, DISC_AT)
-    if kind == "auto":
-        kind = "iso" if has_disc else "disk"
-    if kind == "iso" and not has_disc:
-        raise ImageCorrupt("the file is not a disc (ISO 9660)", hint="Leave `--kind iso` out for a disk.")
-    if kind == "iso" and not head.startswith(BOOT_RECORD, BOOT_RECORD_AT):
+    is_disc = head.startswith(DISC, DISC_AT)
+    if is_disc and not head.startswith(BOOT_RECORD, BOOT_RECORD_AT):
         hint = "Give a disc that can be booted."
         raise ImageCorrupt("the disc has no boot loader (no El Torito boot record)", hint=hint)
-    if kind == "disk" and has_disc:
-        raise ImageCorrupt("the file is an installation disc (ISO 9660)", hint="Give `--kind iso` to boot it.")
-    if kind == "disk" and not any(head.startswith(mark, at) for at, mark in DISK_MARKS):
+    if not is_disc and not any(head.startswith(mark, at) for at, mark in DISK_MARKS):
         raise ImageCorrupt("neither a qcow2 file nor a disk: no partition table and no file system", hint=FORMS)
     blob.rename(raw)
-    return kind
+    return is_disc
 
 
 def _head(path: Path) -> bytes:
@@ -174,14 +162,8 @@ def _head(path: Path) -> bytes:
 
 
 def without_password(source: str) -> str:
-    """An address as it may be shown and stored: without a password. Raises BadOption."""
-    if "://" not in source:
-        return Path(source).absolute().as_uri()
-    try:
-        urlsplit(source).port  # noqa: B018 - it is checked when it is asked for
-    except ValueError as exc:
-        raise BadOption(f"{source!r} is not a valid address: {exc}") from exc
-    return fetch.shown(source)
+    """An address as it may be shown and stored: without a password. Raises DownloadFailed."""
+    return fetch.shown(source) if "://" in source else Path(source).absolute().as_uri()
 
 
 def _obtain(store: Store, order: Order, folder: Path, progress: Progress) -> Path:

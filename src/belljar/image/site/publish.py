@@ -26,7 +26,7 @@ from tuf.api.exceptions import DownloadError, RepositoryError
 
 from belljar import errors
 from belljar.host import commands
-from belljar.host.files import no_space_as_error, private_folder, read_capped, sha256_of, sync, write_whole
+from belljar.host.files import no_space_as_error, private_folder, read_secret, sha256_of, sync, write_whole
 from belljar.host.locks import locked
 from belljar.image import Image
 from belljar.image.progress import Progress
@@ -47,17 +47,14 @@ KEYS = {"root": ("root",), "targets": ("targets",), "online": ("snapshot", "time
 
 
 def load_keys(paths: Sequence[Path]) -> list[CryptoSigner]:
-    """The keys in these files (PEM, for their owner alone), and in the *.pem of folders. Raises InputMissing, NotPermitted."""
+    """The keys in these files (PEM, for their owner alone), and in the *.pem of folders. Raises InputMissing, BadSetting."""
     signers = []
     for path in (file for given in paths for file in (sorted(given.glob("*.pem")) if given.is_dir() else [given])):
         try:
-            data, mode = read_capped(path, 64 << 10), path.stat().st_mode
-            signers.append(CryptoSigner(load_pem_private_key(data, None)))
-        except (OSError, ValueError, TypeError, errors.UnsafeFolder) as exc:
+            signers.append(CryptoSigner(load_pem_private_key(read_secret(path), None)))
+        except (ValueError, TypeError) as exc:
             hint = "`belljar image key FILE` makes one."
             raise errors.InputMissing(f"{path}: not a private key: {exc}", hint=hint) from exc
-        if mode & 0o077:
-            raise errors.NotPermitted(f"{path}: others may read this key", hint="chmod 600 it; if they did, rotate it.")
     return signers
 
 
@@ -224,11 +221,9 @@ class Repository:
             self.notes.append("nodes see this after the site's next `belljar image publish --refresh`")
             return
         self._write("snapshot", self.snapshot, self.root.signed)
-        timestamp = tuf.Metadata(tuf.Timestamp(snapshot_meta=tuf.MetaFile(self.snapshot.signed.version)))
-        with suppress(OSError, RepositoryError):
-            before = tuf.Metadata[tuf.Timestamp].from_bytes((self.folder / "metadata/timestamp.json").read_bytes())
-            timestamp.signed.version = before.signed.version
-        self._write("timestamp", timestamp, self.root.signed)
+        version = self.snapshot.signed.version
+        timestamp = tuf.Timestamp(version - 1, snapshot_meta=tuf.MetaFile(version))  # the two have the same number
+        self._write("timestamp", tuf.Metadata(timestamp), self.root.signed)
         if set(self._delegated) <= set(self.roles):
             self._prune()
 

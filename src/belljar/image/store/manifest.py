@@ -25,6 +25,7 @@ FORMAT = 1
 FILE = "manifest.json"
 DISK, KERNEL, INITRD, INPUTS = PARTS = ("disk.qcow2", "kernel", "initrd", "inputs.tar")  # the last of warm images
 LARGEST_MANIFEST = 4 << 20
+STARTS = ("boots_by", "use_firmware", "context", "agent_in_initrd", "init")  # facts
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,8 @@ def read_unchecked(folder: Path, names: tuple[str, ...] = ()) -> Image:
     return _image(folder, _load(folder), names)
 
 
-def unreadable(folder: Path, names: tuple[str, ...]) -> Image:
-    """An image of which only the folder is known, good enough to be removed."""
+def unread(folder: Path, names: tuple[str, ...]) -> Image:
+    """The image by its folder alone, good enough to be removed."""
     digest = folder.name.rpartition("-")[2]
     return Image(digest, names, folder / DISK, 0, None, None, "", "", "", 0.0, store=folder.parent)
 
@@ -124,29 +125,17 @@ def set_facts(folder: Path, changes: dict[str, Any], *, mode: int) -> None:
     _save(folder, value, mode)
 
 
-def origin_command(image: Image) -> str:
-    """The command that brings this image, or the present one of its name, again."""
-    if published := image.facts.get("published"):
-        return f"belljar image sync {published[0].partition(' ')[0]}"
-    name = image.names[0] if image.names else "NAME"
-    if "warm" in image.facts:
-        return f"belljar image warm {name} --from ... -- ..."
-    kind, _, suite = image.source.rpartition(" ")
-    if kind == "build debian":
-        return f"belljar image build debian --suite {suite} --name {name}"
-    return f"belljar image import {image.source} --name {name}"
+def start_of(image: Image) -> list[Any]:
+    """How its machines start, to be compared."""
+    return [image.boot_digest, *map(image.facts.get, STARTS)]
 
 
 def same_start(stored: Image, new: Image) -> None:
     """Raise ImageUnfit when the same disk was asked to start in another way than the one that is stored."""
-    what = f"the same disk is stored already, as image {stored.called}, with"
-    if stored.boot_digest != new.boot_digest:
+    if start_of(stored) != start_of(new):
+        what = f"the same disk is stored already, as image {stored.called}, and starts in another way"
         hint = "Remove that image first, with `belljar image remove --force`; a store has each disk once."
-        raise ImageUnfit(f"{what} another kernel, ramdisk or command line", hint=hint)
-    for fact in ("boots_by", "use_firmware", "context", "agent_in_initrd", "init"):
-        if (has := stored.facts.get(fact)) != (ordered := new.facts.get(fact)):
-            hint = "Change that image with `belljar image set`, or remove it first."
-            raise ImageUnfit(f"{what} {fact} = {has or 'auto'}, not {ordered or 'auto'}", hint=hint)
+        raise ImageUnfit(what, hint=hint)
 
 
 def _load(folder: Path) -> dict[str, Any]:

@@ -69,12 +69,7 @@ def write_overlay(path: Path, backing: Path, size: int) -> None:
     the time of a process; here it is one write. Nothing may be at *path* yet."""
     data = overlay_bytes(os.fsencode(backing), size)
     with open(path, "xb", opener=private) as file:
-        try:
-            file.write(data)
-            file.flush()
-        except OSError:
-            path.unlink()
-            raise
+        file.write(data)
 
 
 def overlay_bytes(backing: bytes, size: int) -> bytes:

@@ -22,7 +22,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from belljar.agent import bundle
-from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnfit, ImageUnknown, NoStore, NotPermitted
+from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnknown, NoStore, NotPermitted
 from belljar.hints import TYPE_CHECKING
 from belljar.host.files import private_folder, remove_tree, sync, write_whole
 from belljar.host.locks import Lock, locked, try_lock
@@ -68,7 +68,8 @@ class Store:
         try:
             return manifest.read(folder, names)
         except ImageCorrupt as exc:
-            exc.hint = self.remedy(folder, reference)
+            with suppress(ImageCorrupt, NoStore):
+                exc.hint = self.remedy(manifest.read_unchecked(folder, names))
             raise
 
     def find(self, reference: str) -> Image:
@@ -106,7 +107,8 @@ class Store:
             return BootFiles(image.kernel, image.initrd, image.append, image.boot_digest)
         digest = initramfs.boot_digest(image)
         cached = self.folder / "cache" / digest
-        if not _is_whole(cached, image.initrd):
+        # It was written in one step: it is whole, or somebody truncated it below the image's own part.
+        if not (cached.exists() and cached.stat().st_size > image.initrd.stat().st_size):
             self.work_folder("cache")
             data = image.initrd.read_bytes() + initramfs.agent_part(self.interpreter())
             write_whole(cached, data, mode=self.file_mode | 0o200)
@@ -144,14 +146,12 @@ class Store:
             return exc.message
         return ""
 
-    def remedy(self, folder: Path, reference: str) -> str:
-        """What to do about a damaged image in *folder*."""
-        words = "Import or build it again."
-        with suppress(ImageCorrupt, NoStore):
-            words = f"`{manifest.origin_command(self.find(reference))}` replaces it."
-        if folder.parent == self.folder:
-            return words
-        return f"It lies in the site's store {folder.parent}, which only its owner can change. As root: {words}"
+    def remedy(self, image: Image) -> str:
+        """What to do about a damaged image."""
+        again = f"Sync, import or build it again; it came from {image.source}."
+        if image.store == self.folder:
+            return again
+        return f"It lies in the site's store {image.store}, which only its owner can change. As root: {again}"
 
     def verify(self, image: Image) -> list[str]:
         """What is wrong with its files, by their full digests; empty: nothing. It is marked with that where the store is ours:
@@ -173,23 +173,6 @@ class Store:
         """Remove a name. Removing a missing one is success."""
         (self.folder / "names" / name).unlink(missing_ok=True)
 
-    def amend(self, image: Image, *, context: Context | None = None, firmware: Firmware | None = None) -> Image:
-        """Change what the importer of an image said of it; None leaves a thing as it is. Running machines are not touched,
-        older templates of the image are not used any more. Raises ImageUnfit, NotPermitted."""
-        self._ours(image, "changed")
-        changes: dict[str, str | None] = {}
-        if context is not None:
-            changes["context"] = None if context is Context.AUTO else context.value
-        if firmware is not None:
-            if image.kernel is not None:
-                hint = f"Remove it, and import its disk again with `--firmware {firmware.value}`."
-                raise ImageUnfit("the image is booted directly, by a kernel that was taken out of it", hint=hint)
-            if firmware.value not in image.facts.get("firmware", ()):
-                raise ImageUnfit(f"the image's disk has no boot loader for {firmware.value}")
-            changes["use_firmware"] = firmware.value
-        manifest.set_facts(image.disk.parent, changes, mode=self.file_mode)
-        return manifest.read(image.disk.parent, image.names)
-
     def remove(
         self, image: Image, *, force: bool = False, nameless: bool = False, patience: float | None = None
     ) -> None:
@@ -209,19 +192,12 @@ class Store:
                 remove_tree(self._aside(folder))
 
     def drop(self, reference: str, *, force: bool = False) -> None:
-        """Remove a name, and the image with its last name. With *force* the whole image, even where its manifest cannot be
-        read."""
+        """Remove a name, and the image with its last name, whatever is left of its files. With *force* the whole image."""
         folder, names = self._find(reference)
         others = [name for name in _names(folder.parent).get(folder.name, ()) if name not in names]
         if names == (reference,) and others and not force and folder.parent == self.folder:
             return self.untag(reference)
-        try:
-            image = manifest.read_unchecked(folder, names)
-        except ImageCorrupt:
-            if not force:
-                raise
-            image = manifest.unreadable(folder, names)
-        return self.remove(image, force=force)
+        return self.remove(manifest.unread(folder, names), force=force)
 
     def publish(
         self, draft: Path, what: manifest.Facts, name: str | None, *, ordered: Mapping[str, str] | None = None
@@ -302,7 +278,7 @@ class Store:
         except ImageCorrupt:
             return self._exchange(draft, folder)
         is_right = not self.complaint(stored) and not manifest.verify(folder, mode=None)
-        if set(names) <= {name} and (not is_right or stored.boot_digest != new.boot_digest):
+        if set(names) <= {name} and not (is_right and manifest.start_of(stored) == manifest.start_of(new)):
             with self._exclusive(stored) if is_right else nullcontext():
                 return self._exchange(draft, folder)
         manifest.same_start(stored, new)
@@ -381,11 +357,3 @@ def _image_folders(store: Path) -> list[Path]:
         return []
     except OSError as exc:
         raise NoStore(f"{store}: {exc.strerror}") from exc
-
-
-def _is_whole(cached: Path, initrd: Path) -> bool:
-    """A cached ramdisk was written in one step: it is whole, or somebody truncated it below the image's own part."""
-    try:
-        return cached.stat().st_size > initrd.stat().st_size
-    except FileNotFoundError:
-        return False

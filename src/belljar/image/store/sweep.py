@@ -16,7 +16,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from belljar.agent import bundle
-from belljar.errors import ImageCorrupt, ImageInUse, LockTimeout
+from belljar.errors import ImageInUse, LockTimeout
 from belljar.host.locks import is_locked, try_lock
 from belljar.host.python.interpreter import out_of_use
 from belljar.image import Image, layer_name
@@ -26,6 +26,10 @@ from belljar.image.store.store import Store
 
 DOWNLOAD_AGE = 7 * 86400.0  # seconds; a broken download may be resumed that long
 WRITING_AGE = 3600.0  # a file that is written in one step has its final name long before
+# Folders of files that were made of an image -> how the file of an image is called.
+MADE: dict[str, Callable[[Image], str]] = {
+    "cache": lambda image: initramfs.boot_digest(image), "modules": lambda image: image.digest, "layers": layer_name,
+}  # fmt: skip
 
 
 def sweep(store: Store, *, dry_run: bool, now: float | None = None) -> Iterator[Path]:
@@ -33,9 +37,8 @@ def sweep(store: Store, *, dry_run: bool, now: float | None = None) -> Iterator[
     ramdisks, layers and interpreters of other agents, old downloads."""
     moment = time.time() if now is None else now
     yield from intake.abandoned(store, dry_run=dry_run)
-    for image in store.images():
-        is_used = image.store != store.folder or image.names or store.users(image.digest)
-        if not is_used and _removed(store, image, dry_run, nameless=True):
+    for image in store.own_images():
+        if not (image.names or store.users(image.digest)) and _removed(store, image, dry_run, nameless=True):
             yield image.disk.parent
     yield from evict(store, dry_run=dry_run)
     for path in [*_stale(store), *_half_written(store, moment)]:
@@ -53,30 +56,22 @@ def sweep(store: Store, *, dry_run: bool, now: float | None = None) -> Iterator[
 
 def _stale(store: Store) -> Iterator[Path]:
     """Ramdisks and layers of images that are gone, or with another agent; copies of this host's Python for another agent. A machine
-    that runs on one has its files open."""
-    yield from _not_of(store, "cache", initramfs.boot_digest)
-    yield from _not_of(store, "modules", lambda image: image.digest)
-    for path in _not_of(store, "layers", layer_name):
-        if not is_locked(path.with_suffix(".lock")):
-            yield path
+    that runs on one has its files open. Files are listed first: what is made from now on may be of an image that is not seen below."""
+    there = {folder: [path for path in _entries(store.folder / folder) if path.name[0] != "."] for folder in MADE}
+    images = store.images()
+    for folder, name_for in MADE.items():
+        names = {name_for(image) for image in images}
+        for path in there[folder]:
+            if path.name.partition(".")[0] not in names and not is_locked(path.with_suffix(".lock")):
+                yield path
     yield from out_of_use(store.folder / "interpreters", bundle.key())
-
-
-def _not_of(store: Store, folder: str, name_for: Callable[[Image], str]) -> list[Path]:
-    """What is in the folder for none of the images. It is listed first: what is made from now on may be of an image that is not seen
-    below."""
-    there = [path for path in _entries(store.folder / folder) if not path.name.startswith(".")]
-    names: set[str] = set()
-    with suppress(ImageCorrupt):
-        names = {name_for(image) for image in store.images()}
-    return [path for path in there if path.name.partition(".")[0] not in names]
 
 
 def _half_written(store: Store, now: float) -> Iterator[Path]:
     """Drafts of single files, and of names, whose writers were killed."""
-    for folder in ("cache", "layers", "interpreters", "names", "sources", "downloads"):
+    for folder in (*MADE, "interpreters", "names", "sources", "downloads"):
         for path in _entries(store.folder / folder):
-            if path.name.startswith(".") and _age(path, now) > WRITING_AGE:
+            if path.name[0] == "." and _age(path, now) > WRITING_AGE:
                 yield path
 
 

@@ -170,7 +170,7 @@ def images(runtime: Runtime) -> Finding:
         return warn("images", text, remedy) if remedy == BUILT else fail("images", text, remedy)
     wrong = [(image, why) for image in there if (why := runtime.images.complaint(image))]
     if wrong:
-        remedies = [runtime.images.remedy(image.disk.parent, image.called) for image, _ in wrong]
+        remedies = [runtime.images.remedy(image) for image, _ in wrong]
         return warn("images", "\n".join(why for _, why in wrong), "\n".join(remedies))
     return ok("images", f"{len(there)} in the store, the default {default} among them")
 
