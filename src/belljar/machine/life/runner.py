@@ -117,8 +117,6 @@ class Runner:
                 if not self._workload.may_power_off:
                     raise
                 conclude(life)
-                for extra in self.running.extras:
-                    extra.left_in_order()
 
     async def _has_rebooted(self, streams: Streams) -> bool:
         """Carry its work out, from a guest that was booted to the end, or to a reboot that it may make."""
