@@ -6,14 +6,13 @@ lock is held) and writes its own.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from belljar.errors import BelljarError, LockTimeout
+from belljar.errors import BelljarError
 from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.files import free_bytes, no_space_as_error, private_folder, read_json, sync, write_whole
 from belljar.host.locks import Lock, is_locked, locked, try_lock
@@ -99,25 +98,14 @@ def _without_secrets(request: Request) -> bytes:
 async def holding(images: Images, image: Image, id: MachineId) -> AsyncIterator[None]:
     """`images.hold`, without blocking the loop while somebody else has the image for himself."""
     with ExitStack() as held:
-        try:
-            held.enter_context(images.hold(image, id, patience=0.0))
-        except LockTimeout:
-            await in_thread(lambda: held.enter_context(images.hold(image, id)), undo=lambda _: held.close())
+        await in_thread(lambda: held.enter_context(images.hold(image, id)), undo=lambda _: held.close())
         yield
 
 
 @asynccontextmanager
 async def locking(path: Path, *, timeout: float, what: str) -> AsyncIterator[None]:
     """`locked`, without blocking the loop. Whoever gives up waiting does not get it later either."""
-    if (lock := try_lock(path)) is None:
-        try:
-            async with asyncio.timeout(timeout):
-                lock = await in_thread(lambda: locked(path, timeout=timeout, what=what), undo=Lock.release)
-        except TimeoutError as exc:
-            raise LockTimeout(
-                f"{path}: waited {timeout:g} s to {what}, for another process that does the same"
-            ) from exc
-    with lock:
+    with try_lock(path) or await in_thread(lambda: locked(path, timeout=timeout, what=what), undo=Lock.release):
         yield
 
 

@@ -56,11 +56,11 @@ class Commands:
         while True:
             match await self._orders.next():
                 case orders.Signal(number=number) if number in workload.ended_by and workload.is_begun():
-                    await self._begin_grace(self._life.request.grace, workload.cancelled)
+                    await self._begin_grace(self._life.request.grace, "cancelled by a signal")
                 case orders.Stop(grace=grace, why=why) if workload.is_begun():
                     await self._begin_grace(self._life.request.grace if grace is None else grace, why)
                 case orders.Signal(number=number) if number in CANCELLING and not workload.is_begun():
-                    raise Ended(Cause.CANCELLED, number, workload.never_begun)
+                    raise Ended(Cause.CANCELLED, number, "cancelled before its work had begun")
                 case orders.Signal(number=number, alone=alone):
                     await workload.signal(number, alone=alone)
                 case orders.Stop() | orders.Kill():

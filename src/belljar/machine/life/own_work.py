@@ -36,7 +36,6 @@ class OwnWorkload(Workload):
 
     what = "the guest"
     ended_by = frozenset(int(number) for number in CANCELLING)
-    cancelled = never_begun = "cancelled"
 
     def __init__(self, work: OwnWork, life: Lifecycle, running: Running) -> None:
         super().__init__(life, running)

@@ -67,8 +67,6 @@ class Workload:
 
     what: str  # in words
     ended_by: frozenset[int]  # signals after which it gets its grace, once it has begun
-    cancelled: str  # what is said then
-    never_begun: str  # what is said where it had not begun
     may_power_off = True  # that the guest did so ends it well
 
     def __init__(self, life: Lifecycle, running: Running) -> None:
@@ -119,8 +117,6 @@ class PayloadWorkload(Workload):
 
     what = "the payload"
     ended_by = frozenset({int(signal.SIGTERM)})
-    cancelled = "cancelled by TERM"
-    never_begun = "cancelled before the payload was started"
 
     def __init__(self, work: RunPayload, life: Lifecycle, running: Running, services: Services) -> None:
         super().__init__(life, running)

@@ -53,13 +53,6 @@ class Plan:
         seed = self.template.folder / SEED if self.template is not None and self.spec.seed else self.spec.seed
         return replace(self.spec, seed=seed)
 
-    @property
-    def awaited(self) -> str:
-        """What its start waits for."""
-        if self.checkpoint is not None:
-            return "the agent of the guest that goes on to answer"
-        return self.context.awaited if self.template is None else "the clone's agent to answer"
-
 
 class Planner:
     """Decides how one machine is started, and puts its disk in its place."""

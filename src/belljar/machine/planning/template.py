@@ -123,7 +123,8 @@ async def _boot_and_freeze(
     if hear is not None:
         tasks.append(asyncio.ensure_future(hear(domain.traffic())))
     try:
-        async with deadline(services.rules.qemu.boot_timeout, context.awaited):
+        what = f"the template's agent to answer (context {context.chosen.context.value})"
+        async with deadline(services.rules.qemu.boot_timeout, what):
             await unless_ended(_wake(domain, guest, spec, account), fate)
         if recipe is not None:
             from belljar.machine.planning.warm import prepare

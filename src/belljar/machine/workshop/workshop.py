@@ -78,7 +78,7 @@ class Workshop:
     async def extract(self, disk: Image, paths: Sequence[str], folder: Path) -> None:
         """Copy these paths of the disk, links in their middle followed within it, into a folder of the host."""
         outputs = tuple(Transfer(str(folder / _leaf(path)), f"{OUT}/{at}/it") for at, path in enumerate(paths))
-        await self._work(disk, {"do": "expose", "paths": list(paths), "leave_mounted": True}, outputs=outputs)
+        await self._work(disk, {"do": "expose", "paths": list(paths)}, outputs=outputs)
 
     async def archive(self, disk: Image, paths: Sequence[str], sink: Sink) -> None:
         """Write these paths of the disk as a tar archive, with owners and modes."""
@@ -87,7 +87,7 @@ class Workshop:
     async def survey(self, disk: Image, names: Mapping[str, Sequence[str]], sink: Sink) -> None:
         """Write the files, names and kernel modules of *names* for a direct boot of the disk's system: see
         `belljar.image.intake.survey`."""
-        await self._work(disk, {"do": "survey", "leave_mounted": True, **names}, stdout=sink)
+        await self._work(disk, {"do": "survey", **names}, stdout=sink)
 
     async def insert(self, overlay: Path, items: Sequence[Item]) -> None:
         """Put files of the host into the disk *overlay*, a qcow2 on top of others."""
