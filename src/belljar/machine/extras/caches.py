@@ -62,7 +62,8 @@ class CacheDisk(Extra):
         """Raises NoSpace, CommandMissing, CommandFailed, HostError."""
         # Whoever does not wait for it any more has no lock on it: it is made anew by the next one where it was half made.
         folders, size = life.folders, self._size
-        cache, self._lock, reason = await in_thread(lambda: take(folders, size), undo=lambda taken: taken[1].release())
+        cache, lock, reason = await in_thread(lambda: take(folders, size), undo=lambda taken: taken[1].release())
+        self._lock = lock
         life.record.write("cache", path=str(cache.path), number=cache.number, made=reason)
         return there.with_disk(ExtraDisk(CACHE, cache.path, "raw", readonly=False))
 

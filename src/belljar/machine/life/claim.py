@@ -105,7 +105,9 @@ async def holding(images: Images, image: Image, id: MachineId) -> AsyncIterator[
 @asynccontextmanager
 async def locking(path: Path, *, timeout: float, what: str) -> AsyncIterator[None]:
     """`locked`, without blocking the loop. Whoever gives up waiting does not get it later either."""
-    with try_lock(path) or await in_thread(lambda: locked(path, timeout=timeout, what=what), undo=Lock.release):
+    if (lock := try_lock(path)) is None:
+        lock = await in_thread(lambda: locked(path, timeout=timeout, what=what), undo=Lock.release)
+    with lock:
         yield
 
 
