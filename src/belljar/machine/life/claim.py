@@ -6,13 +6,14 @@ lock is held) and writes its own.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from belljar.errors import BelljarError
+from belljar.errors import BelljarError, LockTimeout
 from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.files import free_bytes, no_space_as_error, private_folder, read_json, sync, write_whole
 from belljar.host.locks import Lock, is_locked, locked, try_lock
@@ -106,17 +107,16 @@ async def holding(images: Images, image: Image, id: MachineId) -> AsyncIterator[
 async def locking(path: Path, *, timeout: float, what: str) -> AsyncIterator[None]:
     """`locked`, without blocking the loop. Whoever gives up waiting does not get it later either."""
     if (lock := try_lock(path)) is None:
-        lock = await in_thread(lambda: locked(path, timeout=timeout, what=what), undo=Lock.release)
+        try:
+            async with asyncio.timeout(timeout):
+                lock = await in_thread(lambda: locked(path, timeout=timeout, what=what), undo=Lock.release)
+        except TimeoutError as exc:
+            raise LockTimeout(f"{path}: waited {timeout:g} s for another process, to {what}") from exc
     with lock:
         yield
 
 
-def unpinned(machine: MachineSpec, others: Iterator[Taken]) -> Placement:
-    """No cpus of its own."""
-    return Placement()
-
-
-async def reserve(request: Request, folders: Folders, settings: Settings, choose: Choose = unpinned) -> Placement:
+async def reserve(request: Request, folders: Folders, settings: Settings, choose: Choose | None = None) -> Placement:
     """Reserve what it may use, and the cpus of its own that *choose* says. Raises NoMemory, NoSpace, HostError, but not for what a
     batch system has set aside; and what *choose* does."""
     spec = request.machine
@@ -126,7 +126,7 @@ async def reserve(request: Request, folders: Folders, settings: Settings, choose
         others = partial(taken, folders, besides=request.id)
         if not request.is_allotted and spec.memory <= host_memory()[0] and spec.cpus <= (os.cpu_count() or 1):
             room(others(), settings, free_bytes(folders.scratch)).refuse(need)
-        placement = choose(spec, others())
+        placement = choose(spec, others()) if choose else Placement()
         write_whole(folders.machine(request.id) / RESERVED, dumps(replace(need, pinned=placement.numbers)))
     return placement
 

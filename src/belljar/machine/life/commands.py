@@ -52,7 +52,8 @@ class Commands:
     ) -> None:  # fmt: skip
         self.running = running
         self._life, self._orders, self._workload, self._services = life, given, workload, services
-        self._grace: asyncio.TimerHandle | None = None
+        self._grace_end: float | None = None  # by the event loop's clock, once its work was asked to end
+        self._why, self._is_killed = "", False
         self._ports: Ports | None = None
 
     async def publish(self, port: Port) -> Port:
@@ -68,14 +69,20 @@ class Commands:
 
     async def run(self) -> None:
         """Follow orders for as long as the machine lives. Ends by raising Ended, or by being cancelled."""
-        workload = self._workload
+        life, workload = self._life, self._workload
         while True:
-            match await self._orders.next():
-                case orders.Signal(number=number) if number in workload.ended_by and workload.is_begun():
-                    await self._begin_grace(self._life.request.grace, "cancelled")
-                case orders.Stop(grace=grace, why=why) if workload.is_begun():
-                    await self._begin_grace(self._life.request.grace if grace is None else grace, why)
-                case orders.Signal(number=number) if number in CANCELLING and not workload.is_begun():
+            try:
+                async with asyncio.timeout_at(self._grace_end):
+                    order = await self._orders.next()
+            except TimeoutError:
+                await self._end_grace()
+                continue
+            match order:
+                case orders.Signal(number=number) if number in workload.ended_by and life.is_begun:
+                    await self._begin_grace(life.request.grace, "cancelled")
+                case orders.Stop(grace=grace, why=why) if life.is_begun:
+                    await self._begin_grace(life.request.grace if grace is None else grace, why)
+                case orders.Signal(number=number) if number in CANCELLING and not life.is_begun:
                     raise Ended(Cause.CANCELLED, number, "cancelled before its work had begun")
                 case orders.Signal(number=number, alone=alone):
                     await workload.signal(number, alone=alone)
@@ -88,24 +95,23 @@ class Commands:
                     await self._pause(done)
                 case orders.Resume():
                     await self._resume()
-                case orders.Freeze() as order:
+                case orders.Freeze():
                     await self._freeze(order)
-                case orders.GraceOver(reason=reason, is_last=False) if await workload.kill():
-                    # Its first process may be gone, and how it ended is the payload's end: only what is left is killed.
-                    self._orders_later(LAST_MOMENT, orders.GraceOver(reason, is_last=True))
-                case orders.GraceOver(reason=reason):
-                    raise Ended(Cause.CANCELLED, signal.SIGTERM, reason)
 
     async def _begin_grace(self, grace: float, why: str) -> None:
         """First time: the work is asked to end, and ended after the grace. Second time: it is ended now."""
-        if self._grace is not None:
+        if self._grace_end is not None:
             raise Ended(Cause.CANCELLED, signal.SIGTERM, f"{why} twice")
         self._life.expect(Cause.CANCELLED, why)
         await self._workload.ask_to_end()
-        self._orders_later(grace, orders.GraceOver(f"{why}; {self._workload.what} did not end within {grace:g} s"))
+        self._why = f"{why}; {self._workload.what} did not end within {grace:g} s"
+        self._grace_end = asyncio.get_running_loop().time() + grace
 
-    def _orders_later(self, seconds: float, over: orders.GraceOver) -> None:
-        self._grace = asyncio.get_running_loop().call_later(seconds, self._orders.give, over)
+    async def _end_grace(self) -> None:
+        """Its first process may be gone, and how it ended is the payload's end: only what is left of it is killed, and has a moment."""
+        if self._is_killed or not await self._workload.kill():
+            raise Ended(Cause.CANCELLED, signal.SIGTERM, self._why)
+        self._is_killed, self._grace_end = True, asyncio.get_running_loop().time() + LAST_MOMENT
 
     async def _freeze(self, order: orders.Freeze) -> None:
         """All other orders but to kill it wait: what is asked of a payload that stands still must not be half of it."""
@@ -204,7 +210,7 @@ class Commands:
         """Say which template it has become, and hold that until whoever asked hangs up: by then machines of it do."""
         from belljar.machine.life.forking import check, forked
 
-        if self._grace is not None or self._life.deadline.has_passed:
+        if self._grace_end is not None or self._life.deadline.has_passed:
             raise MachineBusy("it is being ended: it cannot be forked any more")
         if not 0 < count <= MOST_FORKS:
             raise MachineBusy(f"fork: {count} is not a number of machines from 1 to {MOST_FORKS}")

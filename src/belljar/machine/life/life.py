@@ -175,7 +175,7 @@ class Lifecycle:
         self.deadline.begin(self.request.timeout)
 
     def begin_work(self) -> None:
-        """From now on its guest is lost where it was before a boot that failed."""
+        """From now on it can be asked to end, and its guest is lost where before a boot failed."""
         self.is_begun = True
 
     def begin_again(self) -> None:

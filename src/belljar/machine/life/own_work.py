@@ -17,7 +17,7 @@ from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.output import CappedSink
 from belljar.machine.life.work import Running, Workload, off_too_soon
 from belljar.machine.orders import CANCELLING, Ended
-from belljar.model import Account, Context, OwnWork, Payload, Sign, State
+from belljar.model import Account, Context, OwnWork, Payload, Sign
 
 ROOT = Account("root", 0, 0, "root", home="/root")
 # Seconds between two looks at a file. There is no event: the guest's kernel tells nothing of a file in a folder that is
@@ -40,9 +40,6 @@ class OwnWorkload(Workload):
     def __init__(self, work: OwnWork, life: Lifecycle, running: Running) -> None:
         super().__init__(life, running)
         self._work = work
-
-    def is_begun(self) -> bool:
-        return self._life.state is State.RUNNING
 
     async def await_ready(self, timeout: float) -> None:
         """Its shares and disks are in their places, and what shows that it is ready was seen."""

@@ -72,10 +72,6 @@ class Workload:
     def __init__(self, life: Lifecycle, running: Running) -> None:
         self._life, self._running = life, running
 
-    def is_begun(self) -> bool:
-        """Is there anything that can be asked to end?"""
-        raise NotImplementedError
-
     async def carry_out(self, streams: Streams) -> None:
         """From its begin to the outcome; raises what ended it otherwise."""
         raise NotImplementedError
@@ -123,9 +119,6 @@ class PayloadWorkload(Workload):
         self._payload, self._services = work.payload, services
         self._early: list[tuple[int, bool]] = []  # signals that came before the payload did
         self.may_power_off = False
-
-    def is_begun(self) -> bool:
-        return self._running.process is not None
 
     async def carry_out(self, streams: Streams) -> None:
         """Everything that happens inside: folders, account, files in, the payload itself, files out."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 RESTORED = "restored"
 LARGE_PAGE = 2 * MIB
-WARM = "A warm image has no other start; `belljar template list` and `belljar doctor` say more."
+NO_CLONE = "Leave out `--start clone`, or fork again; a warm image has no other start (see `belljar doctor`)."
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,7 @@ class Planner:
             plan = await self._from_template(plan)
         except TemplateError as refusal:
             if self.must_clone:
-                machine = self._life.request.machine
-                hint = "Without `--start clone` it boots cold." if self._image.recipe is None else WARM
-                hint = "Fork the machine again." if machine.fork else hint
-                raise TemplateError(f"no clone can be started: {refusal.message}", hint=hint) from refusal
+                raise TemplateError(f"no clone can be started: {refusal.message}", hint=NO_CLONE) from refusal
             return await self._with_disk(replace(plan, reason=refusal.message))
         assert plan.template is not None
         self._services.overlays.check_room(plan.spec.disk.parent)
