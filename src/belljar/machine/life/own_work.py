@@ -25,7 +25,6 @@ ROOT = Account("root", 0, 0, "root", home="/root")
 LOOK_AGAIN = 1.0
 BLOCK = 512  # bytes, of a tar archive
 AWAITED = {
-    Sign.AGENT: "the guest's agent to answer{}",
     Sign.FILE: "the file {} in the guest",
     Sign.LINE: "a line with {!r} on the guest's console",
 }
