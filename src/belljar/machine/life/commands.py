@@ -57,9 +57,11 @@ class Commands:
         self._ports: Ports | None = None
 
     async def publish(self, port: Port) -> Port:
-        """Listen for the guest, and return where. Raises BadOption, NoSpace."""
+        """Listen for the guest, and return where. Raises BadOption, NoSpace, MachineBusy."""
         from belljar.machine.life.ports import Ports
 
+        if self._life.state not in IN_TIME:
+            raise MachineBusy("it is being ended: no port of it can be published any more")
         self._ports = self._ports or Ports(self._life, self.running, self._services.rules.publish)
         return await self._ports.open(port)
 
@@ -166,8 +168,8 @@ class Commands:
                     return {"ok": True, "at": await self._move_deadline(question)}
                 case "checkpoint":
                     return {"ok": True, "number": await self._checkpoint(question)}
-                case "publish":
-                    return {"ok": True, "port": to_json(await self._publish(question.port))}
+                case "publish" if question.port is not None:
+                    return {"ok": True, "port": to_json(await self.publish(question.port))}
                 case "fork":
                     await self._fork(question.count, connection)
                     return None
@@ -200,11 +202,6 @@ class Commands:
         except (HostError, GuestError) as exc:
             raise MachineBusy(f"its deadline was not told everywhere: {exc.message}") from exc
         return at
-
-    async def _publish(self, port: Port | None) -> Port:
-        if port is None or self._life.state not in IN_TIME:
-            raise MachineBusy("it is being ended: no port of it can be published any more")
-        return await self.publish(port)
 
     async def _fork(self, count: int, connection: socket.socket) -> None:
         """Say which template it has become, and hold that until whoever asked hangs up: by then machines of it do."""

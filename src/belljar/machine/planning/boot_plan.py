@@ -74,7 +74,9 @@ class Planner:
             return await self._with_disk(replace(plan, reason="asked for"))
         try:
             plan = await self._from_template(plan)
-        except TemplateError as refusal:
+        except (BootTimeout, BootFailed, PrepareFailed):
+            raise
+        except BelljarError as refusal:
             if self.must_clone:
                 raise TemplateError(f"no clone can be started: {refusal.message}", hint=NO_CLONE) from refusal
             return await self._with_disk(replace(plan, reason=refusal.message))
@@ -121,8 +123,8 @@ class Planner:
 
     async def _from_template(self, plan: Plan) -> Plan:
         """As a clone: of a template of exactly its size, else of its image's base template, else of one made of its size.
-        Raises TemplateError; BootTimeout and BootFailed, where a template was booted with all the time there is: a second
-        cold boot would not answer either."""
+        Raises BootTimeout and BootFailed, where a template was booted with all the time there is: a second cold boot would not
+        answer either; and TemplateError or what else kept one from being made."""
         if why := keeps_from_cloning(plan.spec, self._life.request.machine.pages):
             raise TemplateError(why)
         if key := self._life.request.machine.fork:
@@ -139,7 +141,7 @@ class Planner:
         if framed is not None:
             try:
                 base = templates.find_template(framed) or await self._make_unless_failed(framed, context)
-            except (BootTimeout, BootFailed, TemplateError):
+            except BelljarError:
                 has_more = framed.of_template.memory < framed.memory  # with which it may yet boot
                 if is_warm or not (has_more and failed_before(templates.template_lock(framed))):
                     raise
@@ -161,12 +163,7 @@ class Planner:
         """A template made now, by us or by somebody before us, unless the last try failed a short time ago."""
         if why := failed_before(self._services.hypervisor.cloning.template_lock(spec)):
             raise TemplateError(why)
-        try:
-            return await self._make(spec, context)
-        except (BootTimeout, BootFailed, PrepareFailed):
-            raise
-        except BelljarError as error:
-            raise TemplateError(f"no template could be made: {error.message}") from error
+        return await self._make(spec, context)
 
     async def _make(self, spec: DomainSpec, context: GuestContext) -> Template:
         services, life = self._services, self._life
