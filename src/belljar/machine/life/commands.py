@@ -193,7 +193,7 @@ class Commands:
             raise MachineBusy("it has no deadline that could come later; `belljar stop --at TIME` gives it one")
         if not abs(at := at + question.by) < FAR:
             raise MachineBusy(f"deadline: not a moment: {at}")
-        if deadline.has_passed or life.state not in IN_TIME:
+        if deadline.passed.is_set() or life.state not in IN_TIME:
             raise MachineBusy("it is being ended: its deadline cannot be moved any more")
         try:
             life.record.write("deadline", at=at)
@@ -207,7 +207,7 @@ class Commands:
         """Say which template it has become, and hold that until whoever asked hangs up: by then machines of it do."""
         from belljar.machine.life.forking import check, forked
 
-        if self._grace_end is not None or self._life.deadline.has_passed:
+        if self._grace_end is not None or self._life.deadline.passed.is_set():
             raise MachineBusy("it is being ended: it cannot be forked any more")
         if not 0 < count <= MOST_FORKS:
             raise MachineBusy(f"fork: {count} is not a number of machines from 1 to {MOST_FORKS}")

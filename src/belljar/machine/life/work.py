@@ -93,7 +93,7 @@ class Workload:
     async def end_in_time(self) -> NoReturn:
         """At its deadline it is asked to end; raises Ended where it has not after its grace."""
         life = self._life
-        await life.deadline.passed()
+        await life.deadline.passed.wait()
         why, grace = life.deadline.why, life.request.grace
         life.expect(Cause.WALLTIME, why)
         await self.ask_to_end()
