@@ -24,10 +24,7 @@ ROOT = Account("root", 0, 0, "root", home="/root")
 # not there yet, or that comes with a mount.
 LOOK_AGAIN = 1.0
 BLOCK = 512  # bytes, of a tar archive
-AWAITED = {
-    Sign.FILE: "the file {} in the guest",
-    Sign.LINE: "a line with {!r} on the guest's console",
-}
+AWAITED = {Sign.FILE: "the file {} in the guest", Sign.LINE: "a line with {!r} on the guest's console"}
 
 
 class OwnWorkload(Workload):
