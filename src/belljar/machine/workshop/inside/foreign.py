@@ -49,7 +49,7 @@ def main() -> None:
         TASKS[task["do"]](task)
         if task["do"] in CHANGING:  # else copies may follow, and the machine's end unmounts it
             run("umount", "--recursive", ROOT)
-    except Trouble as trouble:
+    except (Trouble, ValueError) as trouble:  # a name with a zero byte, say
         sys.exit(f"{trouble}")
     except OSError as trouble:
         sys.exit(f"{trouble.filename or 'the disk'}: {trouble.strerror}")
@@ -290,7 +290,7 @@ def mount_root(places: dict[str, dict[str, str]]) -> None:
 
 def mount_others(places: dict[str, dict[str, str]]) -> None:
     """/boot, /var and the like, as the foreign /etc/fstab has them. Those that cannot be mounted are left out."""
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         for source, target, flags in table():
             for device, tags in places.items():
                 if named(source, device, tags):
