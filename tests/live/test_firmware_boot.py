@@ -121,13 +121,12 @@ def test_a_disk_without_the_agent_ends_at_the_boot_deadline_with_a_hint(belljar:
     disk.write_bytes(LONELY.ljust(510, b"\0") + b"\x55\xaa" + bytes(MIB - SECTOR))
     assert belljar("image", "import", str(disk), "--name", "lonely").returncode == 0
     words = ["--image", "lonely", "--memory", "128M"]
-    who = "the agent that the image has to start itself"
     for start in ("cold", "auto", "clone"):
         asked = [*words, "--start", start, "--name", f"started-{start}"]
         done = belljar.run(*asked, "--", "true", env={"BELLJAR_QEMU_BOOT_TIMEOUT": "3"})
         said = done.stderr.decode()
         assert done.returncode == 125, said
-        assert f"waited 3 s for {who} to answer" in said
+        assert "agent to answer" in said and "context none" in said
         assert start == "clone" or "belljar image agent --tar" in said
         assert belljar.leftovers() == []
     assert b"no agent" in belljar("logs", "started-cold", "--console").stdout

@@ -47,7 +47,7 @@ def orphan(runtime: Runtime, id: str = "0123456789ab") -> Lifecycle:
 def test_one_pass_leaves_nothing_but_the_record(runtime: Runtime) -> None:
     orphan(runtime)
     undone = runtime.reaper.quick()
-    assert {item.what for item in undone} == {"domain", "overlay", "identity", "machine"}
+    assert {item.what for item in undone} == {"domain", "disk", "identity", "machine"}
     assert runtime.leftovers() == []
     outcome = runtime.saved_outcome()
     assert outcome["reason"] == "belljar was killed while the machine was requested"

@@ -335,12 +335,21 @@ def test_who_was_killed_after_the_payloads_end_is_told_so(runtime: Runtime) -> N
     assert runtime.saved_outcome()["reason"].endswith("; the payload had ended with exit code 3")
 
 
-def test_a_dead_machine_is_put_on_record_though_its_disk_cannot_be_removed(runtime: Runtime) -> None:
+def test_a_dead_machine_is_put_on_record_though_its_disk_cannot_be_removed(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     life = claim(runtime.request(), runtime.folders, lambda point: None)
     life.record.intend("overlay", runtime.folders.overlay(ID))
     life.release()
-    mend = in_the_way(runtime.folders.overlay(ID))
+    runtime.folders.overlay(ID).touch()
+    unlink = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path == runtime.folders.overlay(ID):
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
     undone = runtime.reaper.quick()
     assert [row["cause"] for row in rows(runtime)] == ["node-fault"] and not runtime.folders.machine(ID).exists()
     assert [one.path for one in undone if one.error] == [str(runtime.folders.overlay(ID))]
-    mend()

@@ -53,7 +53,7 @@ def test_a_recipe_is_carried_out_once_for_machines_of_every_size(warm: Runtime) 
 def test_a_machine_smaller_than_the_preparation_is_refused_with_what_it_needs(warm: Runtime) -> None:
     outcome = warm.run(warm.request(machine={"image": "warm", "memory": 128 * MIB}))
     assert (outcome.cause, outcome.error) == (Cause.REFUSED, "OverLimit")
-    assert "the image warm was prepared with 1 cpus and 256 MiB" in outcome.reason and "--memory 256M" in outcome.hint
+    assert "the image warm needs at least 1 cpus and 256 MiB" in outcome.reason and "--memory 256M" in outcome.hint
     assert warm.guests == []
 
 

@@ -10,18 +10,7 @@ import os
 from pathlib import Path
 
 from belljar.hints import Any
-from belljar.model import (
-    MIB,
-    SEED,
-    Context,
-    MachineId,
-    NetworkMode,
-    Pages,
-    Pin,
-    Start,
-    Topology,
-    setting,
-)
+from belljar.model import MIB, SEED, Context, MachineId, NetworkMode, Pages, Pin, Start, Topology, setting
 from belljar.records import dataclass
 
 SMALLEST_MEMORY = 64 * MIB  # of any machine

@@ -70,15 +70,7 @@ class Freeze:
     within: float | None = None  # seconds; what takes longer is given up
 
 
-@dataclass(frozen=True)
-class GraceOver:
-    """The payload had its time to end after TERM. Given by the supervisor to itself."""
-
-    reason: str
-    is_last: bool = False  # what was left of it was killed already
-
-
-Order = GraceOver | Signal | Stop | Kill | Resize | Pause | Resume | Freeze
+Order = Signal | Stop | Kill | Resize | Pause | Resume | Freeze
 
 # Before there is a payload to deliver them to, these mean: do not start one.
 CANCELLING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU})

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from tests.fakes.image import FakeStore, fake_image
 
-from belljar.context import Chosen, Means
+from belljar.context import Means
 from belljar.errors import UsageError
 from belljar.hypervisor import Accelerator, Boot, DomainSpec
 from belljar.image import BootFiles, Image
 from belljar.machine.planning import GuestContext, contexts
-from belljar.machine.planning.boot_plan import Plan, has_usual_way
+from belljar.machine.planning.boot_plan import has_usual_way
 from belljar.machine.planning.contexts import decide, means_of
 from belljar.model import (
     GIB,
@@ -170,15 +170,6 @@ def test_the_disc_is_made_once_and_only_where_there_is_to_be_one(tmp_path: Path)
     way.make_seed(spec(tmp_path))
     assert (tmp_path / "seed.iso").stat().st_mtime_ns == made.st_mtime_ns
     decided(request(Context.INJECT), image()).make_seed(spec(tmp_path / "none"))
-
-
-def test_who_waited_in_vain_is_told_for_what(tmp_path: Path) -> None:
-    way = decided(request(Context.CLOUD_INIT), image())
-    plan = Plan(spec(tmp_path), link=None, context=way)  # type: ignore[arg-type]
-    assert "cloud-init" in plan.awaited and way.chosen == Chosen(Context.CLOUD_INIT, "asked for")
-    usual = replace(way, chosen=Chosen(Context.RAMDISK, ""))
-    assert replace(plan, context=usual).awaited == "the guest's agent to answer"
-    assert replace(plan, template=object()).awaited == "the clone's agent to answer"  # type: ignore[arg-type]
 
 
 def test_user_data_of_its_own_make_a_machine_nobody_elses_template() -> None:

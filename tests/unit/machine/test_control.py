@@ -19,7 +19,7 @@ from belljar.machine.life.control import Answer, ControlServer
 
 
 async def echo(question: Answer, connection: socket.socket) -> Answer | None:
-    return {"error": "no"} if question["do"] == "refuse" else {"heard": question}
+    return {"error": "no"} if question == {"do": "refuse"} else {"heard": question}
 
 
 def with_server(

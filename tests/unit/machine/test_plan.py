@@ -55,12 +55,12 @@ def test_a_size_that_cannot_be_had_is_refused_with_what_could(
 def test_an_image_that_knows_its_least_memory_is_given_no_less() -> None:
     image = IMAGE
     known = replace(image, facts={"least_memory": 96 * MIB})
-    refusal.check_memory(request(replace(SPEC, memory=96 * MIB)), known)
-    refusal.check_memory(request(replace(SPEC, memory=64 * MIB)), image)  # an older manifest does not know
+    refusal.check_least(request(replace(SPEC, memory=96 * MIB)), known)
+    refusal.check_least(request(replace(SPEC, memory=64 * MIB)), image)  # an older manifest does not know
     with pytest.raises(
-        OverLimit, match="64 MiB of memory: the image debian12 does not start with less than 96 MiB"
+        OverLimit, match="64 MiB of memory: the image debian12 needs at least 1 cpus and 96 MiB"
     ) as caught:
-        refusal.check_memory(request(replace(SPEC, memory=64 * MIB, image="debian12")), known)
+        refusal.check_least(request(replace(SPEC, memory=64 * MIB, image="debian12")), known)
     assert "more" in caught.value.hint
 
 

@@ -135,8 +135,8 @@ VERBS = {
         acts=acts(TEMPLATES, globals()),
     ),
     "cache": Verb(
-        "Cache disks of `belljar run --cache SIZE`. A machine's cache disk is its own while it runs; when its guest has powered"
-        " itself off, a later machine gets the disk with its content.",
+        "Cache disks of `belljar run --cache SIZE`. A machine's cache disk is its own while it runs; when its guest has"
+        " unmounted it, a later machine gets the disk with its content.",
         acts=acts(CACHES, {"list": list_caches, "remove": remove_caches}),
     ),
 }

@@ -126,9 +126,10 @@ class Reaper:
             self._hypervisor.discard(id, traces_of(events), patience=min(KILL_PATIENCE, _left(deadline)))
             yield Undone(id, "domain")
             self._conclude(folder, id, events)
-            paths = {str(path) for path in self._disks(id)} - {event.get("path") for event in events}
-            for event in (*reversed(events), *({"event": "make", "what": "disk", "path": path} for path in paths)):
+            for event in reversed(events):
                 yield from _tried(id, self._unmake(id, event))
+            for path in self._disks(id):
+                yield from _tried(id, self._remove(Undone(id, "disk", str(path))))
             if folder != (begun := self._folders.begun / id):
                 remove_tree(begun)  # before its folder goes: another reaper would take it for a machine that was lost
             retire(folder, self._folders.ended(id))
@@ -150,12 +151,10 @@ class Reaper:
         elif what in network.MADE:
             network.discard(self._folders.run, id, str(what), path)
             yield Undone(id, str(what), str(path))
-        else:  # only where belljar puts a machine's overlay, its further disks or its identity
-            folders, ending = self._folders, path.name.partition(".")[2]
-            places = (folders.overlay(id), folders.identities / path.name, folders.attachment(id, ending))
-            if path in places and path.exists():
-                path.unlink(missing_ok=True)
-                yield Undone(id, str(what), str(path))
+        elif (
+            path == self._folders.identities / path.name and path.exists()
+        ):  # only where belljar puts them; disks are found
+            yield from self._remove(Undone(id, str(what), str(path)))
 
     def _conclude(self, folder: Path, id: MachineId, events: list[Event]) -> None:
         """Write the outcome and its row in the ledger, each once, if the supervisor did not."""
@@ -219,8 +218,7 @@ def _ask(folder: Path) -> None:
         with suppress(OSError):
             os.kill(pid, signal.SIGCONT)  # it may have been suspended with its job
     with suppress(BelljarError, OSError, ValueError):
-        with control.connect(folder) as connection:
-            connection.settimeout(ASK_PATIENCE)
+        with control.connect(folder, patience=ASK_PATIENCE) as connection:
             control.ask(connection, "kill")
         _await_free(folder / LOCK, ASK_PATIENCE)
 

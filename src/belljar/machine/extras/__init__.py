@@ -50,9 +50,6 @@ class Extra:
     async def furnish(self, guest: Guest, payload: Payload, devices: Mapping[str, str]) -> None:
         """Put it where the payload looks for it. *devices*: of the machine's disks in the guest, by their names."""
 
-    def left_in_order(self) -> None:
-        """The guest has powered itself off."""
-
     def release(self) -> None:
         """The machine is gone, or never was; also where `prepare` did not come to its end."""
 

@@ -1,11 +1,10 @@
 """Disks that outlive a machine: a cache for what guests fetch again and again, such as CernVM-FS has.
 
     scratch/caches/N.raw     an ext4 disk labelled LABEL; sparse
-    scratch/caches/N.lock    held by the machine that has it
-    scratch/caches/N.clean   its last guest powered itself off; gone while the disk is in use
+    scratch/caches/N.lock    held by the machine that has it; else it says in which boot of the host it was left whole
 
 Each user has its own caches; a machine has one at a time. The disk is never mounted here: its superblock tells whether
-it was left in order. If not, or if its size differs or the host was restarted, it is made anew, empty.
+its guest unmounted it. If not, or if its size differs or the host was restarted, it is made anew, empty.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from belljar.errors import HostError
 from belljar.host.commands import run
-from belljar.host.files import private_folder, read_json, write_whole
+from belljar.host.files import private_folder
 from belljar.host.locks import Lock, is_locked, try_lock
 from belljar.host.processes import boot_id
 from belljar.host.threads import in_thread
@@ -27,7 +26,7 @@ from belljar.machine import Folders
 from belljar.machine.extras import Equipment, Extra
 from belljar.machine.extras.disks import FORMAT_TIMEOUT, LAZY, empty_ext4
 from belljar.machine.life.life import Lifecycle
-from belljar.model import MIB, dumps
+from belljar.model import MIB
 from belljar.records import dataclass
 
 CACHE, LABEL = "cache", "belljar-cache"
@@ -47,41 +46,30 @@ class Cache:
     def lock(self) -> Path:
         return self.path.with_suffix(".lock")
 
-    @property
-    def mark(self) -> Path:
-        return self.path.with_suffix(".clean")
-
     def state(self) -> str:
         """in use, ready, or to be made anew and why."""
         return "in use" if is_locked(self.lock) else trouble(self) or "ready"
 
 
 class CacheDisk(Extra):
-    """One that was left in order where there is one, else one made now. It is the machine's until its end."""
+    """One that was left whole where there is one, else one made now. It is the machine's until its end."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._taken: tuple[Cache, Lock] | None = None
+        self._lock: Lock | None = None
 
     async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
         """Raises NoSpace, CommandMissing, CommandFailed, HostError."""
         # Whoever does not wait for it any more has no lock on it: it is made anew by the next one where it was half made.
         folders, size = life.folders, self._size
         cache, lock, reason = await in_thread(lambda: take(folders, size), undo=lambda taken: taken[1].release())
-        self._taken = cache, lock
-        cache.mark.unlink(missing_ok=True)
+        self._lock = lock
         life.record.write("cache", path=str(cache.path), number=cache.number, made=reason)
         return there.with_disk(ExtraDisk(CACHE, cache.path, "raw", readonly=False))
 
-    def left_in_order(self) -> None:
-        """What the guest has written to it can be used again."""
-        if self._taken is not None:
-            with suppress(OSError, HostError):
-                write_whole(self._taken[0].mark, dumps({"boot": boot_id()}))
-
     def release(self) -> None:
-        if self._taken is not None:
-            self._taken[1].release()
+        if self._lock is not None:
+            leave(self._lock)
 
 
 def take(folders: Folders, size: int) -> tuple[Cache, Lock, str]:
@@ -91,8 +79,12 @@ def take(folders: Folders, size: int) -> tuple[Cache, Lock, str]:
     for cache in (*ready, *(Cache(number, folder / f"{number}.raw") for number in range(MOST))):
         if lock := try_lock(cache.lock):
             try:
-                if reason := trouble(cache, size):
-                    make(cache, size)
+                reason = trouble(cache, size)
+                os.truncate(lock.descriptor, 0)  # who is killed does not leave it whole
+                if reason:
+                    cache.path.unlink(missing_ok=True)
+                    argv = empty_ext4(cache.path, size, LEAST_ROOM, LABEL, f"{LAZY},root_owner=0:0", what="--cache")
+                    run(argv, timeout=FORMAT_TIMEOUT, bound=True)
             except BaseException:  # re-raised: nobody else has the lock to release
                 lock.release()
                 raise
@@ -100,20 +92,26 @@ def take(folders: Folders, size: int) -> tuple[Cache, Lock, str]:
     raise HostError(f"{folder}: all {MOST} caches are in use")
 
 
+def leave(lock: Lock) -> None:
+    """Its machine is gone: what the guest has written and unmounted can be used again."""
+    with lock, suppress(OSError):
+        os.pwrite(lock.descriptor, boot_id().encode(), 0)
+
+
 def remove(folders: Folders) -> Iterator[Cache]:
     """Remove every cache that is not in use."""
     for cache in caches_of(folders):
         if lock := try_lock(cache.lock):
             with lock:
-                for path in (cache.mark, cache.path, cache.lock):
+                for path in (cache.path, cache.lock):
                     path.unlink(missing_ok=True)
             yield cache
 
 
 def caches_of(folders: Folders) -> list[Cache]:
     """Every cache of this user, by number."""
-    paths = (path for path in folder_of(folders).glob("*.raw") if path.stem.isdecimal())
-    return [Cache(int(path.stem), path) for path in sorted(paths, key=lambda path: int(path.stem))]
+    numbers = (int(path.stem) for path in folder_of(folders).glob("*.raw") if path.stem.isdecimal())
+    return [Cache(number, folder_of(folders) / f"{number}.raw") for number in sorted(numbers)]
 
 
 def folder_of(folders: Folders) -> Path:
@@ -123,28 +121,17 @@ def folder_of(folders: Folders) -> Path:
 def trouble(cache: Cache, size: int | None = None) -> str:
     """Why it cannot be used as it is; "": it can."""
     try:
-        actual = os.stat(cache.path, follow_symlinks=False).st_size
+        with open(cache.path, "rb") as file:
+            file.seek(SUPERBLOCK)
+            magic, state = struct.unpack_from("<HH", file.read(1024).ljust(1024), 0x38)
+            actual = os.fstat(file.fileno()).st_size
+        left = cache.lock.read_text()
     except FileNotFoundError:
         return "there was none"
-    if size is not None and actual != size:
-        return "it had another size"
-    try:
-        if read_json(cache.mark).get("boot") != boot_id():
-            return "the host was restarted"
-    except (OSError, ValueError, HostError):
-        return "its last guest did not power itself off"
-    with open(cache.path, "rb") as file:
-        file.seek(SUPERBLOCK)
-        magic, state = struct.unpack_from("<HH", file.read(1024).ljust(1024), 0x38)
-    if magic != MAGIC:
-        return "it has no file system any more"
-    return "" if state == CLEAN else "its file system was not unmounted"
-
-
-def make(cache: Cache, size: int) -> None:
-    """Make it anew, empty. The caller holds its lock."""
-    cache.mark.unlink(missing_ok=True)
-    cache.path.unlink(missing_ok=True)
-    argv = empty_ext4(cache.path, size, LEAST_ROOM, LABEL, f"{LAZY},root_owner=0:0", what="--cache")
-    run(argv, timeout=FORMAT_TIMEOUT, bound=True)
-    write_whole(cache.mark, dumps({"boot": boot_id()}))
+    reasons = {
+        "it had another size": size not in (None, actual),
+        "it has no file system any more": magic != MAGIC,
+        "its file system was not unmounted": state != CLEAN,
+        "its machine was killed, or the host was restarted": left != boot_id(),
+    }
+    return next((reason for reason, is_so in reasons.items() if is_so), "")

@@ -99,10 +99,7 @@ def _without_secrets(request: Request) -> bytes:
 async def holding(images: Images, image: Image, id: MachineId) -> AsyncIterator[None]:
     """`images.hold`, without blocking the loop while somebody else has the image for himself."""
     with ExitStack() as held:
-        try:
-            held.enter_context(images.hold(image, id, patience=0.0))
-        except LockTimeout:
-            await in_thread(lambda: held.enter_context(images.hold(image, id)), undo=lambda _: held.close())
+        await in_thread(lambda: held.enter_context(images.hold(image, id)), undo=lambda _: held.close())
         yield
 
 
@@ -114,19 +111,12 @@ async def locking(path: Path, *, timeout: float, what: str) -> AsyncIterator[Non
             async with asyncio.timeout(timeout):
                 lock = await in_thread(lambda: locked(path, timeout=timeout, what=what), undo=Lock.release)
         except TimeoutError as exc:
-            raise LockTimeout(
-                f"{path}: waited {timeout:g} s to {what}, for another process that does the same"
-            ) from exc
+            raise LockTimeout(f"{path}: waited {timeout:g} s for another process, to {what}") from exc
     with lock:
         yield
 
 
-def unpinned(machine: MachineSpec, others: Iterator[Taken]) -> Placement:
-    """No cpus of its own."""
-    return Placement()
-
-
-async def reserve(request: Request, folders: Folders, settings: Settings, choose: Choose = unpinned) -> Placement:
+async def reserve(request: Request, folders: Folders, settings: Settings, choose: Choose | None = None) -> Placement:
     """Reserve what it may use, and the cpus of its own that *choose* says. Raises NoMemory, NoSpace, HostError, but not for what a
     batch system has set aside; and what *choose* does."""
     spec = request.machine
@@ -136,7 +126,7 @@ async def reserve(request: Request, folders: Folders, settings: Settings, choose
         others = partial(taken, folders, besides=request.id)
         if not request.is_allotted and spec.memory <= host_memory()[0] and spec.cpus <= (os.cpu_count() or 1):
             room(others(), settings, free_bytes(folders.scratch)).refuse(need)
-        placement = choose(spec, others())
+        placement = choose(spec, others()) if choose else Placement()
         write_whole(folders.machine(request.id) / RESERVED, dumps(replace(need, pinned=placement.numbers)))
     return placement
 

@@ -175,7 +175,7 @@ class Lifecycle:
         self.deadline.begin(self.request.timeout)
 
     def begin_work(self) -> None:
-        """From now on its guest is lost where it was before a boot that failed."""
+        """From now on it can be asked to end, and its guest is lost where before a boot failed."""
         self.is_begun = True
 
     def begin_again(self) -> None:
@@ -199,37 +199,30 @@ class Deadline:
 
     def __init__(self) -> None:
         self.why = ""  # in words, once it has passed
-        self.has_passed = False
         self.moved_to: float | None = None  # by an order, in seconds since the epoch
-        self._end: float | None = None  # by the loop's clock
-        self._changed = asyncio.Event()
+        self.passed = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def at(self) -> float | None:
         """Seconds since the epoch, as it looks now."""
-        return None if self._end is None else time.time() + self._end - asyncio.get_running_loop().time()
+        return None if self._timer is None else time.time() + self._timer.when() - asyncio.get_running_loop().time()
 
     def begin(self, limit: float | None) -> None:
         """The work's time counts from now on. An order of before stands."""
         if limit is not None and self.moved_to is None:
-            self._end = asyncio.get_running_loop().time() + limit
             self.why = f"the time limit of {limit:g} s was reached"
+            self._set(limit)
 
     def move(self, at: float) -> None:
         """It is this moment now, which may have been."""
         self.moved_to, self.why = at, f"the deadline was reached, which was moved to {stamp(at)}"
-        self._end = asyncio.get_running_loop().time() + at - time.time()
-        self._changed.set()
+        self._set(at - time.time())
 
-    async def passed(self) -> None:
-        """Returns when it has passed; never where there is none."""
-        loop = asyncio.get_running_loop()
-        while self._end is None or self._end > loop.time():
-            self._changed.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(self._end):
-                    await self._changed.wait()
-        self.has_passed = True
+    def _set(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self.passed.set)
 
 
 def stamp(at: float) -> str:

@@ -17,18 +17,14 @@ from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.output import CappedSink
 from belljar.machine.life.work import Running, Workload, off_too_soon
 from belljar.machine.orders import CANCELLING, Ended
-from belljar.model import Account, Context, OwnWork, Payload, Sign, State
+from belljar.model import Account, Context, OwnWork, Payload, Sign
 
 ROOT = Account("root", 0, 0, "root", home="/root")
 # Seconds between two looks at a file. There is no event: the guest's kernel tells nothing of a file in a folder that is
 # not there yet, or that comes with a mount.
 LOOK_AGAIN = 1.0
 BLOCK = 512  # bytes, of a tar archive
-AWAITED = {
-    Sign.AGENT: "the guest's agent to answer{}",
-    Sign.FILE: "the file {} in the guest",
-    Sign.LINE: "a line with {!r} on the guest's console",
-}
+AWAITED = {Sign.FILE: "the file {} in the guest", Sign.LINE: "a line with {!r} on the guest's console"}
 
 
 class OwnWorkload(Workload):
@@ -36,14 +32,10 @@ class OwnWorkload(Workload):
 
     what = "the guest"
     ended_by = frozenset(int(number) for number in CANCELLING)
-    cancelled = never_begun = "cancelled"
 
     def __init__(self, work: OwnWork, life: Lifecycle, running: Running) -> None:
         super().__init__(life, running)
         self._work = work
-
-    def is_begun(self) -> bool:
-        return self._life.state is State.RUNNING
 
     async def await_ready(self, timeout: float) -> None:
         """Its shares and disks are in their places, and what shows that it is ready was seen."""

@@ -117,8 +117,6 @@ class Runner:
                 if not self._workload.may_power_off:
                     raise
                 conclude(life)
-                for extra in self.running.extras:
-                    extra.left_in_order()
 
     async def _has_rebooted(self, streams: Streams) -> bool:
         """Carry its work out, from a guest that was booted to the end, or to a reboot that it may make."""
@@ -175,7 +173,8 @@ class Runner:
             timeout = rules.machine.clone_timeout if plan.template else rules.qemu.boot_timeout
             if plan.checkpoint is not None:
                 timeout += plan.checkpoint.load_time
-            async with put_away.deadline(timeout, plan.awaited):
+            what = f"the guest's agent to answer ({plan.start} start, context {context.value})"
+            async with put_away.deadline(timeout, what):
                 await self._while_alive(self._greet())
         guest = self.running.guest
         if guest is None:

@@ -67,16 +67,10 @@ class Workload:
 
     what: str  # in words
     ended_by: frozenset[int]  # signals after which it gets its grace, once it has begun
-    cancelled: str  # what is said then
-    never_begun: str  # what is said where it had not begun
     may_power_off = True  # that the guest did so ends it well
 
     def __init__(self, life: Lifecycle, running: Running) -> None:
         self._life, self._running = life, running
-
-    def is_begun(self) -> bool:
-        """Is there anything that can be asked to end?"""
-        raise NotImplementedError
 
     async def carry_out(self, streams: Streams) -> None:
         """From its begin to the outcome; raises what ended it otherwise."""
@@ -99,7 +93,7 @@ class Workload:
     async def end_in_time(self) -> NoReturn:
         """At its deadline it is asked to end; raises Ended where it has not after its grace."""
         life = self._life
-        await life.deadline.passed()
+        await life.deadline.passed.wait()
         why, grace = life.deadline.why, life.request.grace
         life.expect(Cause.WALLTIME, why)
         await self.ask_to_end()
@@ -119,17 +113,12 @@ class PayloadWorkload(Workload):
 
     what = "the payload"
     ended_by = frozenset({int(signal.SIGTERM)})
-    cancelled = "cancelled by TERM"
-    never_begun = "cancelled before the payload was started"
 
     def __init__(self, work: RunPayload, life: Lifecycle, running: Running, services: Services) -> None:
         super().__init__(life, running)
         self._payload, self._services = work.payload, services
         self._early: list[tuple[int, bool]] = []  # signals that came before the payload did
         self.may_power_off = False
-
-    def is_begun(self) -> bool:
-        return self._running.process is not None
 
     async def carry_out(self, streams: Streams) -> None:
         """Everything that happens inside: folders, account, files in, the payload itself, files out."""

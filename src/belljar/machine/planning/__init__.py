@@ -9,13 +9,6 @@ from belljar.image import BootFiles, Image
 from belljar.model import Context
 from belljar.records import dataclass
 
-# What a boot waits for, for a person who waited too long; else it is the guest's agent.
-AWAITED = {
-    Context.CLOUD_INIT: "the guest's cloud-init to end, and then its agent to answer",
-    Context.INJECT: "the guest's own init to start the agent that was put into it, and the agent to answer",
-    Context.NONE: "the agent that the image has to start itself to answer",
-}
-
 
 @dataclass(frozen=True)
 class GuestContext:
@@ -40,11 +33,6 @@ class GuestContext:
         if not any(more):
             return self.files.digest
         return sha256("\n".join([self.files.digest, *more]).encode()).hexdigest()
-
-    @property
-    def awaited(self) -> str:
-        """What a boot waits for."""
-        return AWAITED.get(self.chosen.context, "the guest's agent to answer")
 
     def make_seed(self, spec: DomainSpec) -> None:
         """Make the seed of a cold start or a template, if it is not there; a clone has its template's."""

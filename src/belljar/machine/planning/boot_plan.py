@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 RESTORED = "restored"
 LARGE_PAGE = 2 * MIB
-WARM = "A warm image has no other start; `belljar template list` and `belljar doctor` say more."
+NO_CLONE = "Leave out `--start clone`, or fork again; a warm image has no other start (see `belljar doctor`)."
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,6 @@ class Plan:
         seed = self.template.folder / SEED if self.template is not None and self.spec.seed else self.spec.seed
         return replace(self.spec, seed=seed)
 
-    @property
-    def awaited(self) -> str:
-        """What its start waits for."""
-        if self.checkpoint is not None:
-            return "the agent of the guest that goes on to answer"
-        return self.context.awaited if self.template is None else "the clone's agent to answer"
-
 
 class Planner:
     """Decides how one machine is started, and puts its disk in its place."""
@@ -81,12 +74,11 @@ class Planner:
             return await self._with_disk(replace(plan, reason="asked for"))
         try:
             plan = await self._from_template(plan)
-        except TemplateError as refusal:
+        except (BootTimeout, BootFailed, PrepareFailed):
+            raise
+        except BelljarError as refusal:
             if self.must_clone:
-                machine = self._life.request.machine
-                hint = "Without `--start clone` it boots cold." if self._image.recipe is None else WARM
-                hint = "Fork the machine again." if machine.fork else hint
-                raise TemplateError(f"no clone can be started: {refusal.message}", hint=hint) from refusal
+                raise TemplateError(f"no clone can be started: {refusal.message}", hint=NO_CLONE) from refusal
             return await self._with_disk(replace(plan, reason=refusal.message))
         assert plan.template is not None
         self._services.overlays.check_room(plan.spec.disk.parent)
@@ -131,8 +123,8 @@ class Planner:
 
     async def _from_template(self, plan: Plan) -> Plan:
         """As a clone: of a template of exactly its size, else of its image's base template, else of one made of its size.
-        Raises TemplateError; BootTimeout and BootFailed, where a template was booted with all the time there is: a second
-        cold boot would not answer either."""
+        Raises BootTimeout and BootFailed, where a template was booted with all the time there is: a second cold boot would not
+        answer either; and TemplateError or what else kept one from being made."""
         if why := keeps_from_cloning(plan.spec, self._life.request.machine.pages):
             raise TemplateError(why)
         if key := self._life.request.machine.fork:
@@ -149,7 +141,7 @@ class Planner:
         if framed is not None:
             try:
                 base = templates.find_template(framed) or await self._make_unless_failed(framed, context)
-            except (BootTimeout, BootFailed, TemplateError):
+            except BelljarError:
                 has_more = framed.of_template.memory < framed.memory  # with which it may yet boot
                 if is_warm or not (has_more and failed_before(templates.template_lock(framed))):
                     raise
@@ -171,12 +163,7 @@ class Planner:
         """A template made now, by us or by somebody before us, unless the last try failed a short time ago."""
         if why := failed_before(self._services.hypervisor.cloning.template_lock(spec)):
             raise TemplateError(why)
-        try:
-            return await self._make(spec, context)
-        except (BootTimeout, BootFailed, PrepareFailed):
-            raise
-        except BelljarError as error:
-            raise TemplateError(f"no template could be made: {error.message}") from error
+        return await self._make(spec, context)
 
     async def _make(self, spec: DomainSpec, context: GuestContext) -> Template:
         services, life = self._services, self._life

@@ -4,23 +4,22 @@ disc, a layer.
 A layer is an image with the agent put in, for guests that boot by firmware with an init of their own:
 
     images/layers/<image>-<agent>.qcow2    what the workshop changed; the image below it is never written
-    images/layers/<image>-<agent>.json     the layer's digest, written last; without it there is no layer
     images/layers/<image>-<agent>.lock     held by whoever makes it
 
-The digest of a layer is part of a template's key: one that is made again differs, for its files have other times.
+Which file it is, is part of a template's key: of one that is made again the files have other times.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from belljar.context import Chosen, Means, choose, cloud_init_seed, user_seed
-from belljar.errors import BelljarError, UsageError
-from belljar.host.files import no_space_as_error, read_json, sha256_of, sync, write_whole
+from belljar.errors import UsageError
+from belljar.host.files import no_space_as_error, sync
+from belljar.host.quick_imports import sha256
 from belljar.host.threads import in_thread
 from belljar.hypervisor import guest_uuid
 from belljar.image import AGENT_PATH, UNIT_PATH, BootFiles, Image, agent_unit, layer_name
@@ -28,7 +27,7 @@ from belljar.machine.life.claim import locking
 from belljar.machine.planning import GuestContext
 from belljar.machine.services import Keep, Services
 from belljar.machine.workshop.workshop import Workshop
-from belljar.model import Context, NetworkMode, Request, dumps
+from belljar.model import Context, NetworkMode, Request
 from belljar.records import replace
 
 OWN = "it knows its own work"
@@ -97,17 +96,18 @@ def means_of(facts: Mapping[str, Any], has_kernel: bool) -> Means:
 async def layer_of(image: Image, services: Services, keep: Keep) -> tuple[Image, str]:
     """The image with its layer (made if missing), and its digest. Raises ImageError, LockTimeout, NoSpace."""
     path = services.images.work_folder("layers") / f"{layer_name(image)}.qcow2"
-    if digest := _known(path):
-        return replace(image, disk=path), digest
+    if path.exists():
+        return replace(image, disk=path), digest_of(path)
     what = f"Putting the agent into {image.called}, once, in a machine (without KVM this takes minutes)"
     with services.showing(what):
         purpose = f"put the agent into {path.stem:.12}"
         async with locking(path.with_suffix(".lock"), timeout=LAYER_PATIENCE, what=purpose):
-            digest = _known(path) or await _make_layer(path, image, services, keep)
-    return replace(image, disk=path), digest
+            if not path.exists():
+                await _make_layer(path, image, services, keep)
+    return replace(image, disk=path), digest_of(path)
 
 
-async def _make_layer(path: Path, image: Image, services: Services, keep: Keep) -> str:
+async def _make_layer(path: Path, image: Image, services: Services, keep: Keep) -> None:
     draft = path.with_suffix(".draft")
     draft.unlink(missing_ok=True)
     try:
@@ -120,24 +120,12 @@ async def _make_layer(path: Path, image: Image, services: Services, keep: Keep) 
         with no_space_as_error(path):
             draft.chmod(0o400)
             sync(draft)
-            digest = await in_thread(lambda: sha256_of(draft))
-            path.with_suffix(".json").unlink(missing_ok=True)
             draft.rename(path)
-            write_whole(path.with_suffix(".json"), dumps({"sha256": digest, **_stamp(path)}), durable=True)
     finally:
         draft.unlink(missing_ok=True)
-    return digest
 
 
-def _known(path: Path) -> str:
-    """The digest of a layer that is whole; empty where there is none."""
-    with suppress(OSError, ValueError, BelljarError):
-        layer = read_json(path.with_suffix(".json"))
-        if _stamp(path).items() <= layer.items():
-            return str(layer["sha256"])
-    return ""
-
-
-def _stamp(path: Path) -> dict[str, int]:
-    status = os.stat(path, follow_symlinks=False)
-    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "ino": status.st_ino}
+def digest_of(layer: Path) -> str:
+    """Of its name and its stamp: nobody writes to it."""
+    status = os.stat(layer, follow_symlinks=False)
+    return sha256(f"{layer.name} {status.st_size} {status.st_mtime_ns} {status.st_ino}".encode()).hexdigest()

@@ -42,9 +42,8 @@ def checked_image(request: Request, services: Services) -> Image:
     if image.kernel is None and image.facts.get("firmware") == []:
         problem = "nothing to start in its disk: no kernel, no boot loader"
         raise ImageUnfit(f"image {image.called}: {problem}", hint=INSTALLED)
-    check_memory(request, image)
+    check_least(request, image)
     check_shares(request, image)
-    check_warm(request, image)
     if request.checkpointable and (why := cannot_be_frozen(request, services.hypervisor)):
         raise BadOption(f"this machine cannot be written to a folder: {why}", hint=NO_CHECKPOINTS)
     services.overlays.size(image, None if image.is_disc else request.machine.disk)
@@ -91,29 +90,20 @@ def check_size(request: Request) -> None:
             raise OverLimit(f"a {what} disk of {disk} bytes: {bounds}", hint=hint)
 
 
-def check_memory(request: Request, image: Image) -> None:
-    """Refuse what the image is known not to start with. For an older image, or one that boots by firmware, it is not known."""
-    machine, least = request.machine, image.facts.get("least_memory", 0)
-    if isinstance(least, int) and machine.memory < least:
-        problem = f"the image {machine.image} does not start with less than {least // MIB} MiB"
-        raise OverLimit(f"{machine.memory // MIB} MiB of memory: {problem}", hint=MORE)
-
-
-def check_warm(request: Request, image: Image) -> None:
-    """Refuse what has nothing of what a warm image was prepared with, or has less room than that took."""
+def check_least(request: Request, image: Image) -> None:
+    """Refuse less than the image is known to start with (an older one, or one that boots by firmware, does not say), or was prepared
+    with; and a cold boot, which has nothing of what a warm image was prepared with."""
     machine, recipe = request.machine, image.recipe
-    if recipe is None:
-        return
-    if machine.start is Start.COLD:
+    cpus, memory = (recipe.cpus, recipe.memory) if recipe else (1, image.facts.get("least_memory", 0))
+    if recipe is not None and machine.start is Start.COLD:
         hint = f"Leave `--start cold` out, or use the image it was made from: {recipe.base_name}."
         raise BadOption(
             f"the image {machine.image} is warm: a cold boot has nothing of what it was prepared with", hint=hint
         )
-    if machine.memory < recipe.memory or machine.cpus < recipe.cpus:
-        least = f"{recipe.cpus} cpus and {recipe.memory // MIB} MiB"
-        problem = f"the image {machine.image} was prepared with {least}, and its machines have no less"
-        hint = f"Ask for --cpus {recipe.cpus} --memory {recipe.memory // MIB}M; a batch job, for more."
-        raise OverLimit(f"{machine.cpus} cpus and {machine.memory // MIB} MiB: {problem}", hint=hint)
+    if machine.memory < memory or machine.cpus < cpus:
+        least = f"the image {machine.image} needs at least {cpus} cpus and {memory // MIB} MiB"
+        hint = f"Ask for --cpus {cpus} --memory {memory // MIB}M; a batch job, for more."
+        raise OverLimit(f"{machine.cpus} cpus and {machine.memory // MIB} MiB of memory: {least}", hint=hint)
 
 
 def check_shares(request: Request, image: Image) -> None:

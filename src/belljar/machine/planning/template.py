@@ -16,6 +16,7 @@ from pathlib import Path
 
 from belljar import errors
 from belljar.guest import Guest, Streams
+from belljar.hints import Any
 from belljar.host.files import private, read_capped, remove_tree
 from belljar.hypervisor import LESS_MEMORY, Domain, DomainEvent, DomainSpec, EventKind, Hypervisor, Template, Templates
 from belljar.hypervisor.devices import share_kinds
@@ -43,18 +44,19 @@ LONGEST_REASON = 1000
 def in_base_frame(spec: DomainSpec, image: Image, templates: Templates, *, has_own_init: bool) -> DomainSpec | None:
     """The machine as a clone of its image's base template; None where there is none of any use to it."""
     if (recipe := image.recipe) is not None:  # always: to prepare it again for each size would be dear
-        frame = templates.frame(spec, memory=recipe.memory, disk=image.virtual_size)
-        return None if frame is None else replace(spec, frame=replace(frame, cpus=recipe.cpus))
-    # Under a limit on what a process could use (`ulimit -v`, `-d`) whole blocks of memory may be too much.
-    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
-    if image.is_disc or any(limit != resource.RLIM_INFINITY for limit in limits):
-        return None
-    least = image.facts.get("least_memory", 0)
-    enough = max(BASE_MEMORY, least) if isinstance(least, int) else BASE_MEMORY
-    memory = max(CAREFUL_MEMORY, enough) if has_own_init else enough
+        facts: dict[str, Any] = {"cpus": recipe.cpus}
+        memory = recipe.memory
+    else:
+        # Under a limit on what a process could use (`ulimit -v`, `-d`) whole blocks of memory may be too much.
+        limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+        if image.is_disc or any(limit != resource.RLIM_INFINITY for limit in limits):
+            return None
+        enough = max(BASE_MEMORY, image.facts.get("least_memory", 0))
+        memory = max(CAREFUL_MEMORY, enough) if has_own_init else enough
+        # An init of the image's own looks after the cards that it finds when it boots.
+        facts = {"has_card": has_own_init, "held": memory - enough}
     frame = templates.frame(spec, memory=memory, disk=image.virtual_size)
-    # An init of the image's own looks after the cards that it finds when it boots.
-    return None if frame is None else replace(spec, frame=replace(frame, has_card=has_own_init, held=memory - enough))
+    return None if frame is None else replace(spec, frame=replace(frame, **facts))
 
 
 async def make_template(
@@ -123,7 +125,8 @@ async def _boot_and_freeze(
     if hear is not None:
         tasks.append(asyncio.ensure_future(hear(domain.traffic())))
     try:
-        async with deadline(services.rules.qemu.boot_timeout, context.awaited):
+        what = f"the template's agent to answer (context {context.chosen.context.value})"
+        async with deadline(services.rules.qemu.boot_timeout, what):
             await unless_ended(_wake(domain, guest, spec, account), fate)
         if recipe is not None:
             from belljar.machine.planning.warm import prepare
@@ -193,13 +196,11 @@ async def _drain(line: socket.socket, console: bytearray) -> None:
 def judge(error: errors.BelljarError, template: Template, spec: DomainSpec, hypervisor: Hypervisor) -> None:
     """Remove the template if a clone's failure is surely its own: others start from it, and it takes minutes to make.
     Silence may be the host's: then only after DOUBTS_ENOUGH in a row, counted in a file that a good clone removes."""
-    if spec.fork:
-        return  # others are about to be cloned from it, and it goes by itself
+    # From a fork others are about to be cloned, and it goes by itself. Where the image or the host lacks something, the next template
+    # would be no better.
     newest = hypervisor.cloning.find_template(spec)
-    if newest is not None and newest.created != template.created:
+    if spec.fork or isinstance(error, errors.PlugRefused) or (newest and newest.created != template.created):
         return
-    if isinstance(error, errors.PlugRefused):
-        return  # the image lacks something, or the host; the next template would be no better
     if not isinstance(error, (errors.BootTimeout, errors.AgentLost)) or _doubt(template) >= DOUBTS_ENOUGH:
         hypervisor.remove_template(template.key)
 

@@ -23,7 +23,7 @@ from belljar.machine.extras import Equipment, Extra
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.orders import Orders
 from belljar.machine.services import Keep
-from belljar.model import Account, MachineSpec, Payload, PlainFile, Request, RunPayload, StdinKind, Transfer
+from belljar.model import Account, MachineSpec, Payload, PlainFile, Request, RunPayload, StdinKind, Transfer, to_json
 from belljar.records import dataclass
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Workshop:
     async def extract(self, disk: Image, paths: Sequence[str], folder: Path) -> None:
         """Copy these paths of the disk, links in their middle followed within it, into a folder of the host."""
         outputs = tuple(Transfer(str(folder / _leaf(path)), f"{OUT}/{at}/it") for at, path in enumerate(paths))
-        await self._work(disk, {"do": "expose", "paths": list(paths), "leave_mounted": True}, outputs=outputs)
+        await self._work(disk, {"do": "expose", "paths": list(paths)}, outputs=outputs)
 
     async def archive(self, disk: Image, paths: Sequence[str], sink: Sink) -> None:
         """Write these paths of the disk as a tar archive, with owners and modes."""
@@ -87,15 +87,12 @@ class Workshop:
     async def survey(self, disk: Image, names: Mapping[str, Sequence[str]], sink: Sink) -> None:
         """Write the files, names and kernel modules of *names* for a direct boot of the disk's system: see
         `belljar.image.intake.survey`."""
-        await self._work(disk, {"do": "survey", "leave_mounted": True, **names}, stdout=sink)
+        await self._work(disk, {"do": "survey", **names}, stdout=sink)
 
     async def insert(self, overlay: Path, items: Sequence[Item]) -> None:
         """Put files of the host into the disk *overlay*, a qcow2 on top of others."""
         inputs = tuple(Transfer(item.source, f"{IN}/{number}/it") for number, item in enumerate(items))
-        places = [
-            {"target": item.target, "name": _leaf(item.source), "mode": item.mode, "owner": list(item.owner)}
-            for item in items
-        ]
+        places = [{**to_json(item), "name": _leaf(item.source)} for item in items]
         await self._work(overlay, {"do": "insert", "items": places}, inputs)
 
     async def inject(self, overlay: Path, agent: tuple[str, Path], unit: tuple[str, str]) -> None:
@@ -121,17 +118,12 @@ class Workshop:
         outcome = await self._keep(
             request, Streams(None, stdout, stderr), Orders(), [ForeignDisk(disk, self._overlays)]
         )
-        if outcome.exit_code == 0 and not outcome.error:
-            if DISK_NOT_WHOLE in outcome.troubles:
-                raise ImageError("QEMU was killed before it had written the whole disk", hint="Try again.")
+        if outcome.exit_code == 0 and not outcome.error and DISK_NOT_WHOLE not in outcome.troubles:
             return
-        if outcome.exit_code and outcome.exit_code < 125 and not outcome.error:
-            lines = stderr.data.decode(errors="replace").strip().splitlines()
-            reason = lines[-1][:500] if lines else f"the work in machine {id} ended with {outcome.exit_code}"
-            raise ImageError(reason, hint=FAILED)
-        if outcome.error == OutputMissing.__name__:
-            raise OutputMissing(f"machine {id}: {outcome.reason}", hint=outcome.hint or None)
-        raise ImageError(f"machine {id}: {outcome.reason}", hint=outcome.hint or FAILED)
+        lines = [] if outcome.error else stderr.data.decode(errors="replace").strip().splitlines()
+        reason = lines[-1][:500] if lines else f"machine {id}: {'; '.join((outcome.reason, *outcome.troubles))}"
+        kind = OutputMissing if outcome.error == OutputMissing.__name__ else ImageError
+        raise kind(reason, hint=outcome.hint or FAILED)
 
 
 def kept_disk(overlay: Path, size: int) -> Image:

@@ -3,7 +3,7 @@
 
 Runs in a guest of belljar's default image; standard library, util-linux and tar. The disk is the one with the serial of
 the task, which lies in a file, as JSON. What could not be done is the last line on stderr. Nothing of the foreign system
-is ever executed, and its paths are followed in a chroot of their own, so that its links lead nowhere else.
+is ever executed, and its paths are followed in a chroot, so that its links lead nowhere else.
 """
 
 import io
@@ -16,7 +16,6 @@ import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import IO, Any
 
 ROOT, OUT, IN = "/var/foreign/root", "/var/foreign/out", "/var/foreign/in"
@@ -46,12 +45,11 @@ def main() -> None:
     with open(TASK) as file:
         task = json.load(file)
     try:
-        with mounted(device_of(task["disk"])):
-            TASKS[task["do"]](task)
-            if task.get("leave_mounted"):  # for the copies that follow; the machine's end unmounts it
-                sys.stdout.flush()
-                os._exit(0)
-    except Trouble as trouble:
+        mount_all(device_of(task["disk"]))
+        TASKS[task["do"]](task)
+        if task["do"] in CHANGING:  # else copies may follow, and the machine's end unmounts it
+            run("umount", "--recursive", ROOT)
+    except (Trouble, ValueError) as trouble:  # a name with a zero byte, say
         sys.exit(f"{trouble}")
     except OSError as trouble:
         sys.exit(f"{trouble.filename or 'the disk'}: {trouble.strerror}")
@@ -62,8 +60,8 @@ def main() -> None:
 
 def inject(task: dict[str, Any]) -> None:
     """Put the agent and its systemd unit where the foreign system's own init finds them."""
-    with tarfile.open(f"{IN}/0/it") as archive:
-        inside(partial(install, task["agent"], archive, task["unit"], task["text"]))
+    with tarfile.open(f"{IN}/0/it") as archive, inside():
+        install(task["agent"], archive, task["unit"], task["text"])
 
 
 def install(folder: str, archive: tarfile.TarFile, unit: str, text: str) -> None:
@@ -125,7 +123,8 @@ def survey(task: dict[str, Any]) -> None:
     with open(f"/sys/class/block/{name}/partition") if name[-1].isdigit() else open(os.devnull) as file:
         number = int(file.read() or 0)
     place = {"number": number, "fstype": KINDS[kind], "subvolume": words[3].lstrip("/") if kind == "btrfs" else ""}
-    inside(partial(write_thinned, json.dumps(place).encode(), task, {*task["modules"], KINDS[kind]}))
+    with inside():
+        write_thinned(json.dumps(place).encode(), task, {*task["modules"], KINDS[kind]})
 
 
 def write_thinned(place: bytes, task: dict[str, Any], drivers: set[str]) -> None:
@@ -144,7 +143,6 @@ def write_thinned(place: bytes, task: dict[str, Any], drivers: set[str]) -> None
                 kernels += [f"{folder}/{version}/{name}" for name in names]
         for path in (*task["files"], *kernels):
             add(tar, path, whole=True)
-    sys.stdout.buffer.flush()
 
 
 def listed(folder: str) -> list[str]:
@@ -187,9 +185,9 @@ def insert(task: dict[str, Any]) -> None:
     """Copy what lies below IN, by its number, to its place in the foreign system."""
     for number, item in enumerate(task["items"]):
         argv = ["tar", "--create", "--file=-", "--sparse", "--hard-dereference", f"--directory={IN}/{number}", "it"]
-        with subprocess.Popen(argv, stdout=subprocess.PIPE) as packing:
+        with subprocess.Popen(argv, stdout=subprocess.PIPE) as packing, inside():
             assert packing.stdout is not None
-            inside(partial(unpack, packing.stdout, item))
+            unpack(packing.stdout, item)
 
 
 def unpack(stream: IO[bytes], item: dict[str, Any]) -> None:
@@ -220,46 +218,31 @@ def placed(tar: tarfile.TarFile, target: str, item: dict[str, Any]) -> Iterator[
 TASKS: dict[str, Callable[[dict[str, Any]], None]] = {
     "inject": inject, "expose": expose, "archive": archive, "insert": insert, "survey": survey,
 }  # fmt: skip
+CHANGING = ("inject", "insert")
 
 
 # -- the foreign root --------------------------------------------------------------------------------------------------
 
 
-def inside(work: Callable[[], object]) -> str:
-    """Do it in a child process with the foreign root; returns its result as text. Raises Trouble with its error."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.close(reading)
-            os.chroot(ROOT)
-            os.chdir("/")
-            result = work()
-            os.write(writing, os.fsencode(result) if isinstance(result, str) else b"")
-            code = 0
-        except Trouble as trouble:
-            os.write(writing, str(trouble).encode(errors="backslashreplace"))
-        except OSError as trouble:
-            os.write(writing, f"{trouble.filename}: {trouble.strerror}".encode(errors="backslashreplace"))
-        finally:
-            os._exit(code)
-    os.close(writing)
-    with open(reading, "rb") as file:
-        answer = file.read()
-    if os.waitpid(child, 0)[1]:
-        raise Trouble(answer.decode(errors="replace") or "the foreign file system cannot be worked on")
-    return os.fsdecode(answer)
+@contextmanager
+def inside() -> Iterator[None]:
+    """With the foreign root as our own; root finds the way back by the folder that it has open."""
+    own = os.open("/", os.O_RDONLY)
+    os.chroot(ROOT)
+    os.chdir("/")
+    try:
+        yield
+    finally:
+        os.fchdir(own)
+        os.chroot(".")
+        os.close(own)
 
 
 def resolved(path: str) -> str:
     """Where this path leads in the foreign system, links followed there; absolute."""
-
-    def real() -> str:
+    with inside():
         os.lstat(target := os.path.realpath(os.path.join("/", path)))
         return target
-
-    return inside(real)
 
 
 # -- mounting ----------------------------------------------------------------------------------------------------------
@@ -273,8 +256,7 @@ def device_of(serial: str) -> str:
     raise Trouble("the disk did not arrive in the machine")
 
 
-@contextmanager
-def mounted(disk: str) -> Iterator[None]:
+def mount_all(disk: str) -> None:
     """The foreign system at ROOT, with those of its file systems that its own table names."""
     for folder in (ROOT, OUT):
         os.makedirs(folder, exist_ok=True)
@@ -282,11 +264,7 @@ def mounted(disk: str) -> Iterator[None]:
     devices = [f"/dev/{name}" for name in sorted(parts or [disk], key=lambda name: (len(name), name))]
     places = {device: tags for device in devices if (tags := identify(device))}
     mount_root(places)
-    try:
-        mount_others(places)
-        yield
-    finally:
-        run("umount", "--recursive", ROOT)
+    mount_others(places)
 
 
 def identify(device: str) -> dict[str, str]:
@@ -312,20 +290,20 @@ def mount_root(places: dict[str, dict[str, str]]) -> None:
 
 def mount_others(places: dict[str, dict[str, str]]) -> None:
     """/boot, /var and the like, as the foreign /etc/fstab has them. Those that cannot be mounted are left out."""
-    with suppress(Trouble):
-        for source, target, flags in json.loads(inside(table)):
+    with suppress(OSError, ValueError):
+        for source, target, flags in table():
             for device, tags in places.items():
                 if named(source, device, tags):
                     options = [option for option in flags.split(",") if option.startswith("subvol")]
                     mount(device, tags["TYPE"], ROOT + target, "".join(f",{option}" for option in options))
 
 
-def table() -> str:
-    """In the foreign root: source, real path and options of each entry of /etc/fstab."""
-    with open("/etc/fstab", errors="replace") as file:
+def table() -> list[tuple[str, str, str]]:
+    """Source, real path in the foreign root and options of each entry of its /etc/fstab."""
+    with inside(), open("/etc/fstab", errors="replace") as file:
         rows = [line.split() for line in file.read(1 << 15).splitlines() if not line.startswith("#")]
-    others = [row for row in rows if len(row) > 2 and row[1] not in KEEP_APART and row[1].startswith("/")]
-    return json.dumps([(row[0], os.path.realpath(row[1]), row[3] if len(row) > 3 else "") for row in others])
+        others = [row for row in rows if len(row) > 2 and row[1] not in KEEP_APART and row[1].startswith("/")]
+        return [(row[0], os.path.realpath(row[1]), row[3] if len(row) > 3 else "") for row in others]
 
 
 def named(source: str, device: str, tags: dict[str, str]) -> bool:
