@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 
 import h11
 
 from belljar.errors import HostError
-from belljar.hints import TYPE_CHECKING, Any, TypeVar, cast
+from belljar.hints import TYPE_CHECKING, cast
 from belljar.host.guard.egress import Egress, obstacle
 from belljar.host.guard.names import HANDSHAKE, WEB, name, server_name
 from belljar.host.guard.traffic import Call, Refusal, Refusals
@@ -26,11 +26,10 @@ if TYPE_CHECKING:
     from belljar.host.guard.vault import Vault
 
 CHUNK, LARGEST_HEAD, MOST, LOOKING = 1 << 16, 1 << 16, 512, 8  # bytes; connections, and threads that look names up
-PATIENCE, LINGER = 30.0, 2.0  # seconds: for each step before bytes are carried; for a client to read its refusal
+PATIENCE, LINGER = 30.0, 2.0  # seconds: until bytes are carried; for a client to read its refusal
 UNKNOWN_NAME = bytes((21, 3, 3, 0, 2, 2, 112))  # an alert of TLS: fatal, unrecognized_name
 NOTHING_THERE = (OSError, HostError)  # where the guest may go. ValueError: it may not, or does not say where it goes
 Headers = list[tuple[bytes, bytes]]
-T = TypeVar("T")
 
 
 class Line:
@@ -87,28 +86,29 @@ class Proxy:
         host = ended = ""  # the host whose TLS ended here
         outward, is_tls = None, False
         try:
-            while outward is None:
-                sent = await _soon(line.reader.readexactly(1))
-                if is_tls := sent[0] == HANDSHAKE and not ended:
-                    sent, host = await hello_of(line.reader, sent)
+            async with asyncio.timeout(PATIENCE):
+                while outward is None:
+                    sent = await line.reader.readexactly(1)
+                    if is_tls := sent[0] == HANDSHAKE and not ended:
+                        sent, host = await hello_of(line.reader, sent)
+                        self._check(host, port)
+                        if self._vault is not None and self._vault.has(host, port):
+                            await self._end_tls(line, self._vault.inward, sent, host, port)
+                            ended = host
+                        else:
+                            outward = await self._connected(host, port)
+                            outward.writer.write(sent)
+                        continue
+                    request = await head_of(line.reader, sent)
+                    host, wanted_port = wanted(request, port)
+                    if ended not in ("", host):
+                        raise ValueError(f"TLS for another host than the request's, {ended}")
+                    port = port if ended else wanted_port
                     self._check(host, port)
-                    if self._vault is not None and self._vault.has(host, port):
-                        await self._end_tls(line, self._vault.inward, sent, host, port)
-                        ended = host
+                    if request.method == b"CONNECT":
+                        line.writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
                     else:
-                        outward = await self._connected(host, port)
-                        outward.writer.write(sent)
-                    continue
-                request = await _soon(head_of(line.reader, sent))
-                host, wanted_port = wanted(request, port)
-                if ended not in ("", host):
-                    raise ValueError(f"TLS for another host than the request's, {ended}")
-                port = port if ended else wanted_port
-                self._check(host, port)
-                if request.method == b"CONNECT":
-                    line.writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
-                else:
-                    outward = await self._sent(request, host, port, self._vault if ended else None)
+                        outward = await self._sent(request, host, port, self._vault if ended else None)
         except (ValueError, *NOTHING_THERE) as exc:
             return await answer(line, self._explained(exc, host, port, is_tls))
         except EOFError:
@@ -142,14 +142,14 @@ class Proxy:
     async def _connected(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> Line:
         """Raises ValueError, OSError, HostError."""
         async with self._looking:
-            addresses = await _soon(in_thread(lambda: self._look_up(host)))
+            addresses = await in_thread(lambda: self._look_up(host))
         why: Exception = OSError("it has no IPv4 address")
         for address in addresses:
             try:
                 if reason := obstacle(self._egress, address, port):
                     raise ValueError(f"{address}: {reason}")
-                opening = asyncio.open_connection(address, port, ssl=tls, server_hostname=host if tls else None)
-                return Line(*await _soon(opening))
+                line = await asyncio.open_connection(address, port, ssl=tls, server_hostname=host if tls else None)
+                return Line(*line)
             except (OSError, ValueError) as exc:
                 why = exc
         raise why
@@ -169,7 +169,7 @@ class Proxy:
 async def hello_of(reader: asyncio.StreamReader, sent: bytes) -> tuple[bytes, str]:
     """The beginning of TLS, and the host that it names. Raises EOFError, ValueError, OSError."""
     while (host := server_name(sent)) is None:
-        if len(sent) > LARGEST_HEAD or not (more := await _soon(reader.read(CHUNK))):
+        if len(sent) > LARGEST_HEAD or not (more := await reader.read(CHUNK)):
             raise EOFError
         sent += more
     return sent, host
@@ -255,8 +255,3 @@ def end(writer: asyncio.StreamWriter) -> None:
         writer.write_eof()
     else:  # TLS has no half of a connection
         writer.close()
-
-
-async def _soon(work: Coroutine[Any, Any, T]) -> T:
-    """Raises TimeoutError."""
-    return await asyncio.wait_for(work, PATIENCE)
