@@ -50,11 +50,11 @@ class Vault:
         strays = []
         for secret, value, hosts in self._secrets:
             placeholder = secret.placeholder.encode()
-            is_for_it = port is not None and any(place.fits(host, port) for place in hosts)
             replaced = [(key, _replaced(text, placeholder, value)) for key, text in headers]
-            if replaced != headers and not is_for_it:
+            if port is not None and any(place.fits(host, port) for place in hosts):
+                headers = replaced
+            elif replaced != headers:
                 strays.append(secret.name)
-            headers = replaced if is_for_it else headers
         return headers, strays
 
 
