@@ -37,7 +37,7 @@ from belljar.errors import (
 from belljar.host.room import Need, host_memory
 from belljar.machine.outside.detached import error_of
 from belljar.machine.outside.watching import ENDED
-from belljar.model import MachineId, MachineSpec, OutcomeClass, Request, Retry, RunPayload, Transfer
+from belljar.model import MachineId, MachineSpec, OutcomeClass, Request, Retry
 from belljar.records import replace
 
 T = TypeVar("T")
@@ -109,7 +109,7 @@ class Executor(concurrent.futures.ThreadPoolExecutor):
         task = pickle.dumps(head, inside.OLDEST) + cloudpickle.dumps((function, args, kwargs))
         while True:
             request = self._request()
-            result = _place_of_result(request)
+            result = _place_of_result(request.id)
             self._await_room(request)
             try:
                 completed = self._run(request, task)
@@ -164,11 +164,10 @@ class Executor(concurrent.futures.ThreadPoolExecutor):
 
     def _request(self) -> Request:
         """For one task."""
-        request = api.request([self._python, "-c", SOURCE, RESULT], **self._options)
-        assert isinstance(request.work, RunPayload)
-        payload = request.work.payload
-        outputs = (*payload.outputs, Transfer(str(_place_of_result(request)), RESULT))
-        return replace(request, work=replace(request.work, payload=replace(payload, outputs=outputs)))
+        id = os.urandom(6).hex()
+        outputs = {**self._options.get("outputs", {}), RESULT: str(_place_of_result(id))}
+        options: api.Options = {**self._options, "outputs": outputs}
+        return replace(api.request([self._python, "-c", SOURCE, RESULT], **options), id=id)
 
     def _answer(self, completed: api.Completed, result: Path) -> Any:
         """What the task returned; raises what it raised, or why it did neither."""
@@ -239,8 +238,8 @@ def _await_some_end(longest: float = LOOK_AGAIN) -> None:
         asyncio.run(asyncio.wait_for(some_end(), longest))
 
 
-def _place_of_result(request: Request) -> Path:
-    return api._runtime().folders.scratch / f"{request.id}.result"
+def _place_of_result(id: MachineId) -> Path:
+    return api._runtime().folders.scratch / f"{id}.result"
 
 
 @cache

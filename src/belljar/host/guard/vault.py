@@ -70,5 +70,5 @@ def _replaced(text: bytes, placeholder: bytes, value: bytes) -> bytes:
 def certificates(hosts: list[str]) -> tuple[bytes, bytes]:
     """An authority's certificate, and a key with its certificate for these hosts. The authority's own key is forgotten."""
     title, root, key = "belljar machine", new_key(), new_key()
-    authority = certificate(title, root, (), DAYS, is_authority=True)
-    return authority, key_text(key) + certificate("belljar proxy", key, hosts, DAYS, issuer=title, signer=root)
+    chain = key_text(key) + certificate("belljar proxy", key, hosts, DAYS, signer=(title, root))
+    return certificate(title, root, (), DAYS), chain
