@@ -50,7 +50,8 @@ class Line:
         tls = cast(asyncio.BufferedProtocol, outer.get_protocol())
         memoryview(tls.get_buffer(len(sent)))[: len(sent)] = sent
         tls.buffer_updated(len(sent))
-        inner = cast(asyncio.Transport, await beginning)
+        if (inner := await beginning) is None:
+            raise ConnectionResetError
         protocol.connection_made(inner)
         self.reader, self.writer = reader, asyncio.StreamWriter(inner, protocol, reader, loop)
 
