@@ -66,12 +66,12 @@ def test_a_port_that_is_taken_is_refused_before_the_machine_starts(runtime: Runt
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
         outcome = runtime.run(runtime.request(machine={"ports": (Port(80), Port(80, taken))}))
-    assert refused(outcome, runtime) == f"--publish 127.0.0.1:{taken}:80: it is taken"
+    assert refused(outcome, runtime) == f"--publish 127.0.0.1:{taken}:80: Address already in use"
 
 
 def test_the_same_port_twice_is_refused(runtime: Runtime) -> None:
     port = Port(80, free_port())
-    assert "it is taken" in refused(runtime.run(runtime.request(machine={"ports": (port, port)})), runtime)
+    assert "Address already in use" in refused(runtime.run(runtime.request(machine={"ports": (port, port)})), runtime)
 
 
 def test_a_port_of_roots_is_refused_to_others(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def test_a_port_of_roots_is_refused_to_others(runtime: Runtime, monkeypatch: pyt
 
     monkeypatch.setattr(socket.socket, "bind", bind)
     reason = refused(runtime.run(runtime.request(machine={"ports": (Port(80, 80),)})), runtime)
-    assert reason == "--publish 127.0.0.1:80:80: ordinary users cannot listen there"
+    assert reason == "--publish 127.0.0.1:80:80: Permission denied"
 
 
 @pytest.mark.parametrize(

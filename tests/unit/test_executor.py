@@ -20,7 +20,8 @@ from belljar import api
 from belljar.api import Completed, Failed, TaskError, executor, task
 from belljar.api.executor import Executor
 from belljar.errors import AgentLost, ImageUnknown, MachineFailed, NoMemory, NoSpace, OverLimit, PythonUnfit
-from belljar.model import Cause, Outcome, OutcomeClass, Request
+from belljar.model import Cause, MachineSpec, Outcome, OutcomeClass, Request
+from belljar.records import replace
 
 LONGEST = 30.0
 
@@ -64,8 +65,8 @@ class Fakes(Executor):
         task.main(io.BytesIO(packed), request.work.payload.outputs[-1].outside)  # type: ignore[union-attr]
         return ended(request, exit_code=0)
 
-    def _look(self, starting: int) -> None:
-        self.starting.append(starting)
+    def _look(self, machine: MachineSpec, count: int) -> None:
+        self.starting.append(count)
         if not self.room():
             raise NoMemory("none is left")
 
@@ -237,7 +238,6 @@ MISSING: dict[str, Any] = {"exit_code": 0, "error": "OutputMissing", "reason": "
         ({"cause": Cause.REFUSED, "klass": OutcomeClass.USER, **MISSING}, Failed, "before it had returned"),
         ({"cause": Cause.WALLTIME, "klass": OutcomeClass.WALLTIME, "reason": "time is over"}, Failed, "time is over"),
         ({"cause": Cause.CANCELLED, "klass": OutcomeClass.CANCELLED, "reason": "was stopped"}, Failed, "was stopped"),
-        ({"exit_code": 0, "reason": "the payload ended"}, MachineFailed, "its result is gone"),
         ({"exit_code": 127, "error": "not-found", "reason": "python3: not found in the guest"}, PythonUnfit, "debian12: python3: not"),
         ({"cause": Cause.REFUSED, "klass": OutcomeClass.USER, "error": "OverLimit", "reason": "too much"}, OverLimit, "too much"),
     ],
@@ -316,7 +316,7 @@ def test_machines_that_have_not_reserved_their_room_yet_are_counted() -> None:
         assert executor.begun.wait(LONGEST)
         executor.go_on.set()
         concurrent.futures.wait(futures, LONGEST)
-    assert executor.starting == [0, 1, 2]
+    assert executor.starting == [1, 2, 3]
 
 
 def test_what_keeps_a_machine_from_starting_is_not_the_tasks() -> None:
@@ -333,7 +333,10 @@ def test_a_task_that_waited_too_long_for_room_says_so() -> None:
 
 
 def test_a_machine_larger_than_the_host_is_not_waited_for() -> None:
-    assert Executor(1, memory=1 << 60)._need is None
+    with Executor(1, memory=1 << 60) as executor:
+        executor._look(executor._request().machine, 1)
+        with pytest.raises(NoMemory):
+            executor._look(replace(executor._request().machine, memory=1 << 20), 1 << 40)
 
 
 # -- cancel and shutdown -----------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from distributed.deploy.spec import ProcessInterface
 from distributed.utils import get_ip
 
 from belljar import api
-from belljar.adapters.environment import environment
+from belljar.adapters import environment
 from belljar.model import Share
 
 logger = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ ends before its server answers raises InfrastructureFailure or TaskFailure, whic
 from __future__ import annotations
 
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from belljar.adapters.sandbox import Sandbox, Unfit, blocking, failure
@@ -53,15 +53,10 @@ class BelljarProvider:
         """Raises TimeoutError, RuntimeError where the machine ended."""
         patience = max(timeout_s, self._patience)
         deadline = time.monotonic() + patience
-        while (left := deadline - time.monotonic()) > 0:
-            try:
-                with DIRECTLY.open(f"{base_url}/health", timeout=min(2.0, left)):
-                    return
-            except (OSError, ValueError, urllib.error.URLError):
-                self._check()
-            time.sleep(min(AGAIN, max(0.0, left)))
+        while time.monotonic() < deadline:
+            with suppress(OSError, ValueError), DIRECTLY.open(f"{base_url}/health", timeout=2.0):
+                return
+            if self._sandbox is not None and self._sandbox.machine.view.ended is not None:
+                raise failure(blocking(self._sandbox.machine.await_end()))
+            time.sleep(AGAIN)
         raise TimeoutError(f"{base_url}: no answer within {patience:g} s")
-
-    def _check(self) -> None:
-        if self._sandbox is not None and self._sandbox.machine.view.ended is not None:
-            raise failure(blocking(self._sandbox.machine.await_end()))

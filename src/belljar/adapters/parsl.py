@@ -14,7 +14,7 @@ from pathlib import Path
 
 from parsl.launchers.base import Launcher
 
-from belljar.adapters.environment import run_words
+from belljar.adapters import run_words
 
 
 class MachineLauncher(Launcher):  # type: ignore[misc]

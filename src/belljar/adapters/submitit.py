@@ -15,7 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.adapters.environment import run_words
+from belljar.adapters import run_words
 
 if TYPE_CHECKING:
     from submitit import SlurmExecutor

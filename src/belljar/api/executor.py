@@ -37,7 +37,7 @@ from belljar.errors import (
 from belljar.host.room import Need, host_memory
 from belljar.machine.outside.detached import error_of
 from belljar.machine.outside.watching import ENDED
-from belljar.model import Outcome, OutcomeClass, Request, Retry, RunPayload, Transfer
+from belljar.model import MachineId, MachineSpec, OutcomeClass, Request, Retry
 from belljar.records import replace
 
 T = TypeVar("T")
@@ -67,13 +67,9 @@ class Executor(concurrent.futures.ThreadPoolExecutor):
             raise TypeError("script: a task has none")
         self._python, self._options, self._patience = python, options, patience
         self._unpickler = Plain if plain_results else pickle.Unpickler
-        spec = self._request().machine
-        fits = spec.memory <= host_memory()[0] and spec.cpus <= (os.cpu_count() or 1)
-        self._need = Need(spec.memory, spec.cpus, spec.scratch or 0) if fits else None  # else its start says why
-        _code()  # a library that is missing is told now
-        self._turn = threading.Lock()  # of who looks for room
-        self._starting = 0  # machines that may not have reserved theirs yet
-        self._lock = threading.Lock()  # of what follows
+        self._request(), _code()  # what cannot be meant, and a library that is missing, are told now
+        self._turn = threading.Lock()  # of the task that looks for room
+        self._starting = set[MachineId]()  # that may not have reserved theirs yet
         self._living = set[api.Machine]()
         self._is_terminated = False
 
@@ -98,11 +94,10 @@ class Executor(concurrent.futures.ThreadPoolExecutor):
 
     def terminate_workers(self) -> None:
         """Shut down, and stop the machines of tasks that run: their futures raise CancelledError."""
+        self._is_terminated = True
         self.shutdown(wait=False, cancel_futures=True)
-        with self._lock:
-            self._is_terminated = True
-            for machine in self._living:
-                machine.release()
+        for machine in self._living.copy():
+            machine.release()
 
     # -- one task, in its thread -------------------------------------------------------------------------------------
 
@@ -113,9 +108,9 @@ class Executor(concurrent.futures.ThreadPoolExecutor):
         head = (tuple(sys.version_info[:2]), *_code())
         task = pickle.dumps(head, inside.OLDEST) + cloudpickle.dumps((function, args, kwargs))
         while True:
-            self._await_room()
             request = self._request()
-            result = _place_of_result(request)
+            result = _place_of_result(request.id)
+            self._await_room(request)
             try:
                 completed = self._run(request, task)
             except (NoMemory, NoProcessors):
@@ -129,49 +124,38 @@ class Executor(concurrent.futures.ThreadPoolExecutor):
             finally:
                 result.unlink(missing_ok=True)
 
-    def _await_room(self) -> None:
-        """Return when this host has room for one more machine, which counts as starting from then on. One looks at a time, again
-        whenever a machine has ended. Raises the refusal when its patience is over."""
-        deadline, refusal = time.monotonic() + self._patience, HostError("others wait for it, too")
-        if self._turn.acquire(timeout=self._patience):
-            try:
-                while not self._is_terminated:
-                    try:
-                        self._look(self._starting)
-                        with self._lock:
-                            self._starting += 1
-                        return
-                    except HostError as error:
-                        refusal = error
+    def _await_room(self, request: Request) -> None:
+        """Return when this host has room for one more machine, which counts as starting from then on. One task looks at a time,
+        again whenever a machine has ended. Raises MachineFailed when its patience is over."""
+        deadline = time.monotonic() + self._patience
+        with self._turn:
+            while True:
+                self._check_terminated()
+                try:
+                    self._look(request.machine, len(self._starting) + 1)
+                    return self._starting.add(request.id)
+                except HostError as refusal:
                     if (left := deadline - time.monotonic()) <= 0:
-                        break
-                    _await_some_end(min(left, LOOK_AGAIN))
-            finally:
-                self._turn.release()
-        self._check_terminated()
-        raise MachineFailed(f"waited {self._patience:g} s for room: {refusal}") from refusal
+                        raise MachineFailed(f"waited {self._patience:g} s for room: {refusal}") from refusal
+                _await_some_end(min(left, LOOK_AGAIN))
 
-    def _look(self, starting: int) -> None:
-        """Raises HostError where there is no room now, beside that for so many machines that have not reserved theirs."""
-        if (need := self._need) is not None:
-            count = starting + 1
-            api.room().refuse(Need(need.memory * count, need.cpus * count, need.scratch * count))
+    def _look(self, machine: MachineSpec, count: int) -> None:
+        """Raises HostError where there is no room now for so many; one that is larger than the host finds that when it starts."""
+        if machine.memory <= host_memory()[0] and machine.cpus <= (os.cpu_count() or 1):
+            api.room().refuse(Need(machine.memory * count, machine.cpus * count, (machine.scratch or 0) * count))
 
     def _run(self, request: Request, task: bytes) -> api.Completed:
         try:
             machine = api.start(request, stdin=task, tied=True)
         finally:
-            with self._lock:
-                self._starting -= 1
-        with self._lock:
-            self._living.add(machine)
+            self._starting.discard(request.id)
+        self._living.add(machine)
+        try:
             if self._is_terminated:
                 machine.release()
-        try:
             return api.Completed(machine.wait(), machine.stdout, machine.stderr)
         finally:
-            with self._lock:
-                self._living.discard(machine)
+            self._living.discard(machine)
             machine.release()
 
     def _check_terminated(self) -> None:
@@ -180,16 +164,15 @@ class Executor(concurrent.futures.ThreadPoolExecutor):
 
     def _request(self) -> Request:
         """For one task."""
-        request = api.request([self._python, "-c", SOURCE, RESULT], **self._options)
-        assert isinstance(request.work, RunPayload)
-        payload = request.work.payload
-        outputs = (*payload.outputs, Transfer(str(_place_of_result(request)), RESULT))
-        return replace(request, work=replace(request.work, payload=replace(payload, outputs=outputs)))
+        id = os.urandom(6).hex()
+        outputs = {**self._options.get("outputs", {}), RESULT: str(_place_of_result(id))}
+        options: api.Options = {**self._options, "outputs": outputs}
+        return replace(api.request([self._python, "-c", SOURCE, RESULT], **options), id=id)
 
     def _answer(self, completed: api.Completed, result: Path) -> Any:
         """What the task returned; raises what it raised, or why it did neither."""
         outcome = completed.outcome
-        if outcome.exit_code != 0 or outcome.error or not result.exists():
+        if outcome.exit_code != 0 or outcome.error:
             self._check_terminated()
             raise why(completed, result.exists())
         with open(result, "rb") as file:
@@ -208,21 +191,18 @@ class Executor(concurrent.futures.ThreadPoolExecutor):
 def why(completed: api.Completed, has_result: bool) -> BelljarError:
     """The error of a task that gave no answer."""
     outcome = completed.outcome
+    error = error_of({"error": outcome.error, "message": outcome.reason, "hint": outcome.hint})
     if outcome.error == "not-found":
         return PythonUnfit(f"{outcome.image}: {outcome.reason}")
     if outcome.error == OutputMissing.__name__ and not has_result:
         reason = "the task ended its process, with exit code 0, before it had returned"
         return api.Failed(replace(completed, outcome=replace(outcome, reason=reason, hint="")))
-    if outcome.klass in (OutcomeClass.NODE, OutcomeClass.TRANSIENT) or (outcome.exit_code == 0 and not outcome.error):
-        reason = outcome.reason if outcome.error else f"{outcome.reason}, and its result is gone"
-        error = MachineFailed(f"{outcome.id}: {reason}", hint=outcome.hint or f"See `belljar show {outcome.id}`.")
-        error.__cause__ = _cause(outcome)
+    if outcome.klass in (OutcomeClass.NODE, OutcomeClass.TRANSIENT):
+        failed = api.Failed(completed)
+        cause, error = error, MachineFailed(failed.message, hint=failed.hint)
+        error.__cause__ = cause
         return error
-    return _cause(outcome) if outcome.klass is OutcomeClass.USER else api.Failed(completed)
-
-
-def _cause(outcome: Outcome) -> BelljarError:
-    return error_of({"error": outcome.error, "message": outcome.reason, "hint": outcome.hint})
+    return error if outcome.klass is OutcomeClass.USER else api.Failed(completed)
 
 
 def _as_raised(error: object, text: str) -> BaseException:
@@ -258,8 +238,8 @@ def _await_some_end(longest: float = LOOK_AGAIN) -> None:
         asyncio.run(asyncio.wait_for(some_end(), longest))
 
 
-def _place_of_result(request: Request) -> Path:
-    return api._runtime().folders.scratch / f"{request.id}.result"
+def _place_of_result(id: MachineId) -> Path:
+    return api._runtime().folders.scratch / f"{id}.result"
 
 
 @cache
@@ -273,5 +253,6 @@ def _code() -> tuple[dict[str, bytes], dict[str, bytes]]:
         hint = "`pip install cloudpickle`, or `make install EXTRAS=executor`."
         raise LibraryMissing("cloudpickle is not there", hint=hint) from exc
     modules = {name: marshal.dumps(find_spec(name).loader.get_code(name)) for name in inside.MODULES}  # type: ignore[union-attr]
-    known = vars(cloudpickle)
-    return modules, {name: marshal.dumps(known[name].__code__) for name in LOADERS if name in known}
+    known, enough = vars(cloudpickle), {*LOADERS, *inside.KNOWN}
+    loaders = {name: known[name].__code__ for name in LOADERS if name in known}
+    return modules, {it: marshal.dumps(code) for it, code in loaders.items() if known.keys() & code.co_names <= enough}

@@ -19,6 +19,7 @@ except ImportError:
 
 RETURNED, RAISED, OTHER_PYTHON = "returned", "raised", "other-python"
 MODULES = ("cloudpickle", "cloudpickle.cloudpickle")
+KNOWN = ("types", "sys", "__builtins__", "_empty_cell_value")  # to functions of cloudpickle's that come without it
 OLDEST = 2  # the protocol of what every Python 3 is to read
 
 TYPE_CHECKING = False
@@ -49,23 +50,12 @@ class Tasks(pickle.Unpickler):
 
     def __init__(self, source: "IO[bytes]", loaders: "dict[str, bytes]") -> None:
         super().__init__(source)
-        names = Names(types=types, sys=sys, __builtins__=builtins, _empty_cell_value=object())
-        self.made = {name: types.FunctionType(marshal.loads(code), names) for name, code in loaders.items()}
-        names.update(self.made)
+        self.known = dict(zip(KNOWN, (types, sys, builtins, object())))  # noqa: B905 - also in an older Python
+        for name, code in loaders.items():
+            self.known[name] = types.FunctionType(marshal.loads(code), self.known)
 
     def find_class(self, module: str, name: str) -> "Any":
-        return self.made[name] if module in MODULES and name in self.made else super().find_class(module, name)
-
-
-class Names(dict):  # type: ignore[type-arg]
-    """What those functions know; all else is imported now."""
-
-    def __missing__(self, name: str) -> "Any":
-        if hasattr(builtins, name):
-            raise KeyError(name)
-        from cloudpickle import cloudpickle
-
-        return getattr(cloudpickle, name)
+        return self.known[name] if module in MODULES and name in self.known else super().find_class(module, name)
 
 
 def main(source: "IO[bytes]", result: str) -> None:
@@ -108,16 +98,11 @@ def put(result: str, ended: str, text: str, packed: bytes) -> None:
         file.write(packed)
 
 
-def leave() -> None:
-    """End without the interpreter's own farewell, which takes longer than a short task: everything goes with the machine."""
+if __name__ == "__main__":
+    main(sys.stdin.buffer, *sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):
         try:  # noqa: SIM105
             stream.flush()
         except (AttributeError, OSError, ValueError):  # the task has closed it
             pass
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main(sys.stdin.buffer, *sys.argv[1:])
-    leave()
+    os._exit(0)  # without the interpreter's own farewell, which takes longer than a short task

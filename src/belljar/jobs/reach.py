@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from belljar.errors import BadOption, BelljarError, InputMissing, in_words
+from belljar.errors import BadOption, BelljarError, InputMissing
 from belljar.hints import Any
 from belljar.host.files import read_capped
 from belljar.machine.extras.secrets import VARIABLES
@@ -54,11 +54,9 @@ def value_of(it: Secret) -> bytes:
     kind, _, place = it.source.partition(":")
     try:
         data = os.environb[os.fsencode(place)] if kind == "env" else read_capped(Path(place), LARGEST_SECRET)
-    except KeyError:
-        raise InputMissing(f"--secret {it.name}: the variable {place} is not set", hint="Export it.") from None
-    except (OSError, BelljarError) as exc:
-        why = in_words(exc) if isinstance(exc, OSError) else exc.message
-        raise InputMissing(f"--secret {it.name}: {why}", hint="Give a readable file.") from exc
+    except (KeyError, OSError, BelljarError) as exc:
+        hint = "Export the variable, or give a readable file of at most 16 KiB."
+        raise InputMissing(f"--secret {it.name}: {it.source} cannot be read", hint=hint) from exc
     value = data.removesuffix(b"\n").removesuffix(b"\r")
     if not value or any(byte < 32 or byte == 127 for byte in value):
         raise BadOption(f"--secret {it.name}: its value is empty, or has characters that a header cannot have")

@@ -183,7 +183,7 @@ def test_where_machines_are_always_booted_cold_nothing_is_made(
             "mine --from base --network none --allow a.org -- load",
             "--allow with --network none: it is for a user network",
         ),
-        ("mine --from base --allow 10.0.0.0/33 -- load", "'33' is not a prefix from 0 to 32"),
+        ("mine --from base --allow 10.0.0.0/33 -- load", "'10.0.0.0/33': not ADDRESS"),
         ("mine --from base --network user --secret A=env:A,host=a.org -- load", "--secret: whoever can use the image"),
         ("mine --from base --memory 0 -- load", "--memory 0: must be more than nothing"),
         ("mine --from base --time 0s -- load", "--time 0: must be more than nothing"),

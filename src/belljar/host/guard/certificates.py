@@ -21,36 +21,28 @@ def key_text(key: Any) -> bytes:
     return bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
 
-def certificate(
-    title: str,
-    key: Any,
-    hosts: Iterable[str],
-    days: int,
-    *,
-    is_authority: bool = False,
-    issuer: str = "",
-    signer: Any = None,
-) -> bytes:
-    """Of this key, for these names and addresses; signed by *signer*, whose title is *issuer*, or by itself."""
+def certificate(title: str, key: Any, hosts: Iterable[str], days: int, signer: tuple[str, Any] | None = None) -> bytes:
+    """Of this key, for these names and addresses; signed by an authority with this title and key, or by itself: then it is one."""
     from cryptography import x509
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.serialization import Encoding
 
-    now, signer = datetime.now(UTC), signer or key
-    subject, above = ([x509.NameAttribute(x509.NameOID.COMMON_NAME, text[:64])] for text in (title, issuer or title))
-    usage = x509.KeyUsage(True, False, False, False, False, is_authority, is_authority, False, False)
+    now, is_root = datetime.now(UTC), signer is None
+    above, own = signer or (title, key)
+    subject, issuer = (x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text[:64])]) for text in (title, above))
+    usage = x509.KeyUsage(True, False, False, False, False, is_root, is_root, False, False)
     builder = (
-        x509.CertificateBuilder(x509.Name(above), x509.Name(subject), key.public_key(), x509.random_serial_number())
+        x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + timedelta(days=days))
-        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None), critical=True)
+        .add_extension(x509.BasicConstraints(ca=is_root, path_length=0 if is_root else None), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(own.public_key()), critical=False)
     )
     if names := [_name(host) for host in hosts]:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    return builder.sign(signer, SHA256()).public_bytes(Encoding.PEM)
+    return builder.sign(own, SHA256()).public_bytes(Encoding.PEM)
 
 
 def _name(text: str) -> Any:

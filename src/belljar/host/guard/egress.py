@@ -7,7 +7,9 @@ else. Special ranges: https://www.iana.org/assignments/iana-ipv4-special-registr
 from __future__ import annotations
 
 import errno
+import re
 import socket
+from contextlib import suppress
 from enum import Enum
 
 from belljar.host.guard.names import Name
@@ -15,6 +17,7 @@ from belljar.records import dataclass
 
 Place = tuple[str, int]  # IPv4 address, port
 DNS = 53
+FORM = re.compile(r"([0-9.]+)(?:/(\d{1,2}))?(?::(\d{1,5})(?:/(tcp|udp))?)?", re.ASCII)
 
 # What a machine of a batch job has no business with, unless the site says so: (network, prefix, what it is).
 PRIVATE = (
@@ -126,24 +129,14 @@ def decide_by_address(egress: Egress, address: str, port: int, transport: Transp
 
 
 def rule(text: str) -> Rule:
-    """ADDRESS[/PREFIX][:PORT[/tcp|udp]]. Raises ValueError with a sentence that says what is wrong."""
-    place, colon, rest = text.strip().partition(":")
-    address, slash, prefix = place.partition("/")
-    try:
-        number = as_number(address)
-    except ValueError:
-        raise ValueError(f"{text!r}: {address!r} is no IPv4 address") from None
-    if slash and not (prefix.isascii() and prefix.isdecimal() and int(prefix) <= 32):
-        raise ValueError(f"{text!r}: {prefix!r} is not a prefix from 0 to 32")
-    mask = mask_of(int(prefix) if slash else 32)
-    if number & ~mask:
-        raise ValueError(f"{text!r}: {address} has bits beyond /{prefix}")
-    port, slash, transport = rest.partition("/")
-    if colon and not (port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
-        raise ValueError(f"{text!r}: {port!r} is not a port from 1 to 65535")
-    if slash and transport not in ("tcp", "udp"):
-        raise ValueError(f"{text!r}: {transport!r} is neither tcp nor udp")
-    return Rule(number, mask, int(port) if colon else None, Transport(transport) if slash else None)
+    """ADDRESS[/PREFIX][:PORT[/tcp|udp]]. Raises ValueError."""
+    if match := FORM.fullmatch(text.strip()):
+        address, prefix, port, transport = match.groups()
+        with suppress(ValueError):
+            number, mask = as_number(address), mask_of(int(prefix or 32))
+            if not number & ~mask and 1 <= int(port or 1) <= 65535:
+                return Rule(number, mask, int(port) if port else None, Transport(transport) if transport else None)
+    raise ValueError(f"{text!r}: not ADDRESS[/PREFIX][:PORT[/tcp|udp]], of IPv4 and with no bits beyond the prefix")
 
 
 def mask_of(prefix: int) -> int:

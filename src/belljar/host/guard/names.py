@@ -40,12 +40,11 @@ class Name:
 
 
 def name(text: str) -> Name | None:
-    """NAME[:PORT] or *.NAME[:PORT]; None for what is not a name. Raises ValueError for a port that cannot be."""
-    if (found := RULE.fullmatch(text.strip().lower())) is None:
+    """NAME[:PORT] or *.NAME[:PORT]; None for what is neither."""
+    found = RULE.fullmatch(text.strip().lower())
+    if found is None or not 1 <= int(found[2] or 1) <= 65535:
         return None
-    if found[2] is not None and not 1 <= int(found[2]) <= 65535:
-        raise ValueError(f"{text!r}: {found[2]!r} is not a port from 1 to 65535")
-    return Name(found[1], int(found[2]) if found[2] is not None else None)
+    return Name(found[1], int(found[2]) if found[2] else None)
 
 
 @dataclass(frozen=True)

@@ -10,36 +10,50 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 
 import h11
 
 from belljar.errors import HostError
-from belljar.hints import TYPE_CHECKING, Any, TypeVar
+from belljar.hints import TYPE_CHECKING, cast
 from belljar.host.guard.egress import Egress, obstacle
 from belljar.host.guard.names import HANDSHAKE, WEB, name, server_name
 from belljar.host.guard.traffic import Call, Refusal, Refusals
 from belljar.host.threads import in_thread
-from belljar.records import dataclass
 
 if TYPE_CHECKING:
     from belljar.host.guard.vault import Vault
 
 CHUNK, LARGEST_HEAD, MOST, LOOKING = 1 << 16, 1 << 16, 512, 8  # bytes; connections, and threads that look names up
-PATIENCE, LINGER = 30.0, 2.0  # seconds: for each step before bytes are carried; for a client to read its refusal
+PATIENCE, LINGER = 30.0, 2.0  # seconds: until bytes are carried; for a client to read its refusal
 UNKNOWN_NAME = bytes((21, 3, 3, 0, 2, 2, 112))  # an alert of TLS: fatal, unrecognized_name
 NOTHING_THERE = (OSError, HostError)  # where the guest may go. ValueError: it may not, or does not say where it goes
 Headers = list[tuple[bytes, bytes]]
-T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class Line:
     """One side of a connection."""
 
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def end_tls(self, context: ssl.SSLContext, sent: bytes) -> None:
+        """From now on it is what is within the TLS that has begun with these bytes. Raises OSError."""
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(LARGEST_HEAD)
+        protocol, outer = asyncio.StreamReaderProtocol(reader), self.writer.transport
+        starting = loop.start_tls(
+            outer, protocol, context, server_side=True, ssl_handshake_timeout=PATIENCE, ssl_shutdown_timeout=LINGER
+        )
+        beginning = asyncio.ensure_future(starting)
+        await asyncio.sleep(0)  # by then TLS takes what comes, and what has come before is given to it
+        tls = cast(asyncio.BufferedProtocol, outer.get_protocol())
+        memoryview(tls.get_buffer(len(sent)))[: len(sent)] = sent
+        tls.buffer_updated(len(sent))
+        if (inner := await beginning) is None:
+            raise ConnectionResetError
+        protocol.connection_made(inner)
+        self.reader, self.writer = reader, asyncio.StreamWriter(inner, protocol, reader, loop)
 
 
 def addresses_of(host: str) -> list[str]:
@@ -68,78 +82,48 @@ class Proxy:
             finally:
                 line.writer.close()
 
-    async def _route(self, line: Line, port: int, ended: str = "") -> None:
-        """*ended*: the host whose TLS ended here, so that this is what was within."""
-        host, outward = ended, None
+    async def _route(self, line: Line, port: int) -> None:
+        """Where it says, which may be within a tunnel, or within TLS that ends here. Raises OSError."""
+        host = ended = ""  # the host whose TLS ended here
+        outward, is_tls = None, False
         try:
-            while outward is None:
-                first = await _soon(line.reader.readexactly(1))
-                if first[0] == HANDSHAKE and not ended:
-                    break
-                request = await _soon(head_of(line.reader, first))
-                host, wanted_port = wanted(request, port)
-                if ended not in ("", host):
-                    raise ValueError(f"TLS for another host than the request's, {ended}")
-                port = port if ended else wanted_port
-                self._check(host, port)
-                if request.method == b"CONNECT":
-                    line.writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
-                else:
-                    outward = await self._sent(request, host, port, self._vault if ended else None)
+            async with asyncio.timeout(PATIENCE):
+                while outward is None:
+                    sent = await line.reader.readexactly(1)
+                    if is_tls := sent[0] == HANDSHAKE and not ended:
+                        sent, host = await hello_of(line.reader, sent)
+                        self._check(host, port)
+                        if self._vault is not None and self._vault.has(host, port):
+                            await self._end_tls(line, self._vault.inward, sent, host, port)
+                            ended = host
+                        else:
+                            outward = await self._connected(host, port)
+                            outward.writer.write(sent)
+                        continue
+                    request = await head_of(line.reader, sent)
+                    host, wanted_port = wanted(request, port)
+                    if ended not in ("", host):
+                        raise ValueError(f"TLS for another host than the request's, {ended}")
+                    port = port if ended else wanted_port
+                    self._check(host, port)
+                    if request.method == b"CONNECT":
+                        line.writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+                    else:
+                        outward = await self._sent(request, host, port, self._vault if ended else None)
         except (ValueError, *NOTHING_THERE) as exc:
-            return await answer(line, self._explained(exc, host, port))
+            return await answer(line, self._explained(exc, host, port, is_tls))
         except EOFError:
             return
-        await (carry(line, outward) if outward is not None else self._tls(line, port, first))
-
-    async def _tls(self, line: Line, port: int, sent: bytes) -> None:
-        host, outward = "", None
-        try:
-            while (found := server_name(sent)) is None and len(sent) < LARGEST_HEAD:
-                if not (more := await _soon(line.reader.read(CHUNK))):
-                    return
-                sent += more
-            host = found or ""
-            self._check(host, port)
-            if self._vault is None or not self._vault.has(host, port):
-                outward = await self._connected(host, port)
-        except (ValueError, *NOTHING_THERE) as exc:
-            self._explained(exc, host, port)
-            return await answer(line, b"" if isinstance(exc, NOTHING_THERE) else UNKNOWN_NAME)
-        if outward is None:
-            return await self._within(line, sent, host, port)
-        outward.writer.write(sent)
         await carry(line, outward)
 
-    async def _within(self, line: Line, sent: bytes, host: str, port: int) -> None:
-        """TLS with the guest ends here, and begins anew towards the host. Raises OSError."""
-        ours, theirs = socket.socketpair()  # asyncio's TLS wants a socket where nothing was read yet
-        outer = Line(*await asyncio.open_connection(sock=theirs))
-        outer.writer.write(sent)
-        lines, carrying = [outer], asyncio.ensure_future(carry(line, outer))
+    async def _end_tls(self, line: Line, context: ssl.SSLContext, sent: bytes, host: str, port: int) -> None:
+        """Raises EOFError where the guest does not trust us."""
         try:
-            lines.append(inner := await self._accepted(ours, host, port))
-            await self._route(inner, port, host)
-            inner.writer.close()
-            await asyncio.wait({carrying}, timeout=LINGER)
-        finally:
-            carrying.cancel()
-            await asyncio.gather(carrying, *(closed(side.writer) for side in lines), return_exceptions=True)
-
-    async def _accepted(self, connection: socket.socket, host: str, port: int) -> Line:
-        """Raises OSError where the guest does not trust us."""
-        assert self._vault is not None
-        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(LARGEST_HEAD)
-        protocol = asyncio.StreamReaderProtocol(reader)
-        try:
-            transport, _ = await loop.connect_accepted_socket(
-                lambda: protocol, connection, ssl=self._vault.inward, ssl_handshake_timeout=PATIENCE
-            )
-        except OSError:
+            await line.end_tls(context, sent)
+        except OSError as exc:
             reason = "the guest's program does not trust the certificate that it was shown"
             self._refusals.add(host, port, "tcp", reason)
-            raise
-        return Line(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+            raise EOFError from exc
 
     async def _sent(self, request: h11.Request, host: str, port: int, ends: Vault | None) -> Line:
         """The connection to a host, where this request was sent. *ends*: its TLS. Raises ValueError, OSError, HostError."""
@@ -159,27 +143,37 @@ class Proxy:
     async def _connected(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> Line:
         """Raises ValueError, OSError, HostError."""
         async with self._looking:
-            addresses = await _soon(in_thread(lambda: self._look_up(host)))
+            addresses = await in_thread(lambda: self._look_up(host))
         why: Exception = OSError("it has no IPv4 address")
         for address in addresses:
-            if reason := obstacle(self._egress, address, port):
-                why = ValueError(f"{address}: {reason}")
-                continue
-            opening = asyncio.open_connection(address, port, ssl=tls, server_hostname=host if tls else None)
             try:
-                return Line(*await _soon(opening))
-            except OSError as exc:
+                if reason := obstacle(self._egress, address, port):
+                    raise ValueError(f"{address}: {reason}")
+                line = await asyncio.open_connection(address, port, ssl=tls, server_hostname=host if tls else None)
+                return Line(*line)
+            except (OSError, ValueError) as exc:
                 why = exc
         raise why
 
-    def _explained(self, exc: Exception, host: str, port: int) -> bytes:
-        """As the answer to a request. What is refused is told."""
+    def _explained(self, exc: Exception, host: str, port: int, is_tls: bool) -> bytes:
+        """To the guest. What is refused is told."""
         if is_refused := not isinstance(exc, NOTHING_THERE):
             self._refusals.add(host, port, "tcp", str(exc))
+        if is_tls:
+            return UNKNOWN_NAME if is_refused else b""
         status = "403 Forbidden" if is_refused else "502 Bad Gateway"
-        body = f"belljar: {host}:{port}: {str(exc) or 'it took too long'}\n".encode()
-        fields = f"Content-Type: text/plain\r\nContent-Length: {len(body)}\r\nConnection: close"
-        return f"HTTP/1.1 {status}\r\n{fields}\r\n\r\n".encode() + body
+        body = f"belljar: {host}:{port}: {str(exc) or 'it took too long'}\n"
+        fields = f"Content-Type: text/plain\r\nContent-Length: {len(body.encode())}\r\nConnection: close"
+        return f"HTTP/1.1 {status}\r\n{fields}\r\n\r\n{body}".encode()
+
+
+async def hello_of(reader: asyncio.StreamReader, sent: bytes) -> tuple[bytes, str]:
+    """The beginning of TLS, and the host that it names. Raises EOFError, ValueError, OSError."""
+    while (host := server_name(sent)) is None:
+        if len(sent) > LARGEST_HEAD or not (more := await reader.read(CHUNK)):
+            raise EOFError
+        sent += more
+    return sent, host
 
 
 def wanted(request: h11.Request, port: int) -> tuple[str, int]:
@@ -196,11 +190,9 @@ def wanted(request: h11.Request, port: int) -> tuple[str, int]:
         authority = hosts[0]
     else:
         raise ValueError("it names no host")
-    place = None
-    with suppress(ValueError):
-        place = name(authority.decode("ascii"))
-    if place is None or place.host.startswith("*"):
-        raise ValueError(f"{authority[:100].decode('latin-1')!r} is not the name of a host")
+    text = authority[:300].decode("latin-1")
+    if (place := name(text)) is None or place.host.startswith("*"):
+        raise ValueError(f"{text!r} is not the name of a host")
     return place.host, place.port or usual
 
 
@@ -240,14 +232,14 @@ async def answer(line: Line, data: bytes) -> None:
 
 
 async def carry(one: Line, other: Line) -> None:
-    """Both ways, to both ends; or until one of them breaks, which raises OSError."""
-    tasks = [asyncio.ensure_future(pour(a.reader, b.writer)) for a, b in ((one, other), (other, one))]
+    """Both ways, to both ends, or until one of them breaks."""
     try:
-        await asyncio.gather(*tasks)
+        async with asyncio.TaskGroup() as ways:
+            ways.create_task(pour(one.reader, other.writer))
+            ways.create_task(pour(other.reader, one.writer))
+    except* OSError:
+        pass
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         other.writer.close()
 
 
@@ -264,14 +256,3 @@ def end(writer: asyncio.StreamWriter) -> None:
         writer.write_eof()
     else:  # TLS has no half of a connection
         writer.close()
-
-
-async def closed(writer: asyncio.StreamWriter) -> None:
-    """Return when its socket is closed. Raises OSError, TimeoutError."""
-    writer.close()
-    await asyncio.wait_for(writer.wait_closed(), LINGER)
-
-
-async def _soon(work: Coroutine[Any, Any, T]) -> T:
-    """Raises TimeoutError."""
-    return await asyncio.wait_for(work, PATIENCE)

@@ -50,11 +50,11 @@ class Vault:
         strays = []
         for secret, value, hosts in self._secrets:
             placeholder = secret.placeholder.encode()
-            is_for_it = port is not None and any(place.fits(host, port) for place in hosts)
             replaced = [(key, _replaced(text, placeholder, value)) for key, text in headers]
-            if replaced != headers and not is_for_it:
+            if port is not None and any(place.fits(host, port) for place in hosts):
+                headers = replaced
+            elif replaced != headers:
                 strays.append(secret.name)
-            headers = replaced if is_for_it else headers
         return headers, strays
 
 
@@ -70,5 +70,5 @@ def _replaced(text: bytes, placeholder: bytes, value: bytes) -> bytes:
 def certificates(hosts: list[str]) -> tuple[bytes, bytes]:
     """An authority's certificate, and a key with its certificate for these hosts. The authority's own key is forgotten."""
     title, root, key = "belljar machine", new_key(), new_key()
-    authority = certificate(title, root, (), DAYS, is_authority=True)
-    return authority, key_text(key) + certificate("belljar proxy", key, hosts, DAYS, issuer=title, signer=root)
+    chain = key_text(key) + certificate("belljar proxy", key, hosts, DAYS, signer=(title, root))
+    return certificate(title, root, (), DAYS), chain

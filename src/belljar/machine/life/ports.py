@@ -7,16 +7,14 @@ nothing in the guest listens is reset.
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-import signal
 import socket
 import struct
 from contextlib import suppress
 from functools import partial
 
 from belljar.errors import BadOption, BelljarError
-from belljar.guest import Process, Streams
+from belljar.guest import Streams
 from belljar.hints import Any
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.work import Running
@@ -27,12 +25,6 @@ from belljar.network import Publish
 BACKLOG = 128
 MOST = 256  # connections of a machine at once; BACKLOG further ones wait, more are reset
 RESET, END = struct.pack("ii", 1, 0), struct.pack("ii", 0, 0)  # what closing a socket does (SO_LINGER)
-REFUSALS = {
-    errno.EADDRINUSE: ("it is taken", "Choose another port, or 0 for a free one."),
-    errno.EACCES: ("ordinary users cannot listen there", "Choose a port from 1024 on, or 0 for a free one."),
-    errno.EADDRNOTAVAIL: ("this host does not have that address", "Leave the address out for the loopback."),
-}
-NO_AGENT = "nobody in the guest could connect: it has no agent of belljar's"
 
 
 class Ports:
@@ -49,14 +41,17 @@ class Ports:
         """Listen, and return where. Raises BadOption, NoSpace."""
         what = f"--publish {port.place}:{port.guest}"
         if not self._life.request.work.has_agent:
-            raise BadOption(f"{what}: {NO_AGENT}", hint="With `--ready agent` it has one.")
-        family = self._checked(port, what)
+            hint = "With `--ready agent` it has one."
+            raise BadOption(f"{what}: nobody in the guest could connect: it has no agent of belljar's", hint=hint)
+        family = self._family(port, what)
         self._life.record.write("publish", port=port)
         try:
             listener = socket.create_server((port.address, port.host), family=family, backlog=BACKLOG)
         except OSError as exc:
-            why, hint = REFUSALS.get(exc.errno or 0, (os.strerror(exc.errno or 0), None))
-            raise BadOption(f"{what}: {why}", hint=hint) from exc
+            hint = (
+                "Choose an address of this host, or none for the loopback; and a free port from 1024 on, or 0 for any."
+            )
+            raise BadOption(f"{what}: {os.strerror(exc.errno or 0)}", hint=hint) from exc
         self._servers.append(await asyncio.start_server(partial(self._carry, port.guest), sock=listener))
         made = Port(port.guest, listener.getsockname()[1], port.address)
         self._life.record.tell("published", port=made)
@@ -69,28 +64,23 @@ class Ports:
         for task in list(self._tasks):
             await cancelled(task)
 
-    def _checked(self, port: Port, what: str) -> socket.AddressFamily:
-        """Raises BadOption."""
-        import ipaddress
+    def _family(self, port: Port, what: str) -> socket.AddressFamily:
+        """Raises BadOption for what no host has, or this one does not allow."""
+        from ipaddress import ip_address
 
-        try:
-            address = ipaddress.ip_address(port.address)
-        except ValueError:
-            address = None
-        if address is None or not 0 <= port.host <= 65535 or not 1 <= port.guest <= 65535:
-            raise BadOption(f"{what}: not an IP address of this host and two ports")
-        if self._allowed is Publish.NONE or (self._allowed is Publish.LOOPBACK and not address.is_loopback):
-            remedy = (
-                "Leave the address out for the loopback." if self._allowed is Publish.LOOPBACK else "Ask your site."
-            )
-            why = f'`network.publish = "{self._allowed.value}"`'
-            raise BadOption(f"{what}: this host's settings do not allow it ({why})", hint=remedy)
-        return socket.AF_INET if address.version == 4 else socket.AF_INET6
+        with suppress(ValueError):
+            address = ip_address(port.address)
+            if 0 <= port.host <= 65535 and 1 <= port.guest <= 65535:
+                if self._allowed is Publish.ANY or (self._allowed is Publish.LOOPBACK and address.is_loopback):
+                    return socket.AF_INET if address.version == 4 else socket.AF_INET6
+                why = f'this host\'s settings do not allow it (`network.publish = "{self._allowed.value}"`)'
+                raise BadOption(f"{what}: {why}", hint="Leave the address out for the loopback, or ask your site.")
+        raise BadOption(f"{what}: not an IP address of this host and two ports")
 
     async def _carry(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, to its end on both sides."""
-        client = Client(reader, writer)
-        if (task := asyncio.current_task()) is None or len(self._tasks) >= MOST + BACKLOG:
+        client, task = Client(writer), asyncio.current_task()
+        if task is None or len(self._tasks) >= MOST + BACKLOG:
             return writer.transport.abort()
         self._tasks.add(task)
         try:
@@ -98,8 +88,7 @@ class Ports:
                 await self._running.is_up.wait()
                 async with self._free:
                     if (guest := self._running.guest) is not None:
-                        client.process = await guest.connect(port, Streams(client, client, None))
-                        await client.process.wait()
+                        await (await guest.connect(port, Streams(reader, client, None))).wait()
         except BelljarError as error:
             if (port, error.message) not in self._refusals:
                 self._refusals.add((port, error.message))
@@ -112,23 +101,13 @@ class Ports:
 
 
 class Client:
-    """Who connected, as source and sink. Until it has been sent all, it is reset by whatever ends this process."""
+    """Who connected, as a sink. Until it has been sent all, it is reset by whatever ends this process."""
 
-    process: Process | None = None  # the connection in the guest
     is_whole = False
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        self._socket = writer.get_extra_info("socket")
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer, self._socket = writer, writer.get_extra_info("socket")
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-
-    async def read(self, limit: int) -> bytes:
-        try:
-            return await self._reader.read(limit)
-        except OSError:
-            if self.process is not None:  # it is gone for good: nobody reads the answer either
-                await self.process.signal(signal.SIGKILL)
-            raise
 
     async def write(self, data: bytes) -> None:
         self._writer.write(data)

@@ -21,7 +21,7 @@ def own_certificate(path: Path, names: tuple[str, ...]) -> str:
 
     if not path.exists():
         key = new_key()
-        made = key_text(key) + certificate(names[0], key, names, DAYS, is_authority=True)
+        made = key_text(key) + certificate(names[0], key, names, DAYS)
         write_whole(path, made, durable=True)
     try:
         known = x509.load_pem_x509_certificate(read_capped(path, LARGEST))
