@@ -15,7 +15,8 @@ from tests.stories.conftest import Runtime
 
 from belljar.errors import BelljarError, CheckpointUnfit, MachineBusy, NoSpace, QmpError
 from belljar.guest import Streams
-from belljar.machine.checkpoints import content, freezing, take
+from belljar.machine.checkpoints import content, take
+from belljar.machine.extras import disks as extra_disks
 from belljar.machine.orders import Freeze, Kill, Orders, Signal
 from belljar.model import Cause, NetworkMode, Outcome, Request, Share
 
@@ -26,9 +27,8 @@ RUNS = Script(runs_for=100.0, exit_code=3, stdout=b"12345")
 def disks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a fake machine they are no qcow2."""
 
-    async def write(disk: Path, layers: Sequence[Path], base: Path, target: Path) -> Any:
+    async def write(disk: Path, layers: Sequence[Path], base: Path, target: Path) -> None:
         target.write_bytes(b"disk")  # noqa: ASYNC240
-        return await content.sealed(target)
 
     async def read(source: Path, base: Path, disk: Path) -> None:
         disk.write_bytes(source.read_bytes())  # noqa: ASYNC240
@@ -127,7 +127,7 @@ def test_what_takes_longer_than_it_may_is_given_up(
 def test_what_has_no_room_is_refused_before_anything_stands_still(
     runtime: Runtime, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(freezing, "free_bytes", lambda path: 1 << 20)
+    monkeypatch.setattr(extra_disks, "free_bytes", lambda path: 1 << 20)
     outcome, answer = freeze(runtime, folder)
     assert isinstance(answer, NoSpace) and "1 MiB free, this machine needs up to" in str(answer)
     assert "hold_still" not in runtime.guests[-1].done and outcome.exit_code == 3

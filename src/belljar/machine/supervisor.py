@@ -46,11 +46,11 @@ class Supervisor:
         services, rules = self.services, self.services.rules
         checkpoints = None
         if request.restore:
-            from belljar.machine.checkpoints.restoring import find, request_of
+            from belljar.machine.checkpoints import Checkpoints, find
 
             folder = Path(request.restore)
-            checkpoints = await in_thread(lambda: find(folder, services.images), undo=lambda found: found.release())
-            request = request_of(checkpoints.origin, request)
+            checkpoints = await in_thread(lambda: find(folder, services.images), undo=Checkpoints.release)
+            request = checkpoints.origin.asked(request) if checkpoints.origin else request
         life = claim(request, services.folders, services.point)
         runner = Runner(life, orders, services, self.keep, extras)
         if checkpoints is not None:

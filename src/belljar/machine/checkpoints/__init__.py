@@ -1,7 +1,7 @@
 """A folder of checkpoints: machines that were frozen, each as a numbered folder. The last two are kept.
 
     DIR/lock            held by the machine that is written there, or that goes on from there
-    DIR/N/manifest.json all that a machine needs to go on, and size and checksum of the other files; written last
+    DIR/N/manifest.json all that a machine needs to go on, and the checksums of the other files; written last
     DIR/N/memory        memory and device state, as QEMU writes them; packed by zstd where it was there
     DIR/N/disk.qcow2    what its disk has above its image's
     DIR/N/NAME.qcow2    each further disk
@@ -18,72 +18,75 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
-from belljar.errors import CheckpointUnfit, MachineBusy, UnsafeFolder, in_words
+from belljar.errors import CheckpointUnfit, ImageUnknown, MachineBusy, in_words
 from belljar.guest import Identity, Standstill
-from belljar.host.files import check_ours, private_folder, read_capped, remove_tree, sync, write_whole
+from belljar.hints import TYPE_CHECKING
+from belljar.host.files import PRIVATE_FILE, check_ours, private_folder, read_capped, remove_tree, sync, write_whole
 from belljar.host.locks import Lock, try_lock
-from belljar.hypervisor import DomainSpec
+from belljar.hypervisor import DomainSpec, Hypervisor
 from belljar.machine.life.identity import FRESH
-from belljar.model import MIB, Context, Request, dumps
+from belljar.model import MIB, Context, Request, RunPayload, dumps
 from belljar.reading import from_json, strict_json
 from belljar.records import dataclass, replace
 
-FORMAT = 2
+if TYPE_CHECKING:
+    from belljar.image.images import Images
+
+FORMAT = 3
 KEPT = 2
 LARGEST_MANIFEST = 32 * MIB  # a script is in it
-LARGEST_SEED = 1024 * MIB
 SLOWEST = 5 * MIB  # bytes in a second of packed memory that is loaded
 MANIFEST, MEMORY, DISK, LOCK, DRAFT = "manifest.json", "memory", "disk.qcow2", "lock", ".draft"
 
 
 @dataclass(frozen=True)
-class Part:
-    """A file of a checkpoint."""
+class Checkpoint:
+    """One that is there: what its manifest says."""
 
-    size: int
-    crc: int
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """All of a checkpoint but its large files."""
-
+    folder: Path
     format: int
     belljar: str
-    written: float  # seconds since the epoch
     traits: dict[str, str]  # what the next host must have in common with the last
     context: Context
     spec: DomainSpec  # what the machine had become, without its card; paths are those of its host
-    request: Request
+    request: Request  # its timeout is what was left of it
     identity: Identity  # without its entropy
     standstill: Standstill
     restarts: int
-    ran: float  # seconds its work had been running
     packed_by: str  # the program that unpacks the memory
-    files: dict[str, Part]
-
-
-class Checkpoint:
-    """One that is there, its manifest read."""
-
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self.folder, self.manifest = folder, manifest
+    files: dict[str, int]  # the other files, and their checksums
 
     @property
-    def identity(self) -> Identity:
+    def renewed_identity(self) -> Identity:
         """Who its guest was, and is; but for its random numbers."""
-        return replace(self.manifest.identity, entropy=os.urandom(FRESH))
+        return replace(self.identity, entropy=os.urandom(FRESH))
 
     @property
     def load_time(self) -> float:
         """Seconds that its memory may take."""
-        return self.manifest.files[MEMORY].size / SLOWEST
+        return os.stat(self.folder / MEMORY).st_size / SLOWEST
 
     def memory(self) -> AbstractContextManager[int]:
         """A pipe from which a QEMU reads it, while the block lasts."""
         from belljar.machine.checkpoints import content
 
-        return content.memory(self.folder / MEMORY, self.manifest.packed_by)
+        return content.memory(self.folder / MEMORY, self.packed_by)
+
+    def asked(self, request: Request) -> Request:
+        """What the machine is, by its checkpoint; whose it is, and how long it may go on, by who asks."""
+        machine, work = replace(self.request.machine, image=self.spec.image_digest), self.request.work
+        if isinstance(work, RunPayload) and isinstance(request.work, RunPayload):  # what comes out may go elsewhere now
+            pairs = zip(work.payload.outputs, request.work.payload.outputs, strict=False)
+            outputs = tuple(replace(then, outside=now.outside, skip=now.skip) for then, now in pairs)
+            work = replace(work, payload=replace(work.payload, outputs=outputs))
+        return replace(request, machine=machine, work=work)
+
+    def check(self, spec: DomainSpec, hypervisor: Hypervisor) -> None:
+        """Raise CheckpointUnfit where a machine of this host cannot load its state."""
+        for name, trait in hypervisor.cloning.traits(spec).items():
+            if (before := self.traits.get(name, "")) != trait:
+                was, is_here = (f" {text}" if len(text) < 80 else "" for text in (before, trait))
+                raise CheckpointUnfit(f"{self.folder}: written with another {name}{was} than this host has{is_here}")
 
 
 class Damaged(Exception):
@@ -126,18 +129,30 @@ def take(path: Path) -> Checkpoints:
     if (lock := try_lock(path / LOCK)) is None:
         hint = "Let that machine end first, or name another folder."
         raise MachineBusy(f"{path}: a machine is written to this folder or goes on from it now", hint=hint)
-    try:
-        for leftover in path.glob(f"*{DRAFT}"):
-            remove_tree(leftover)
-    except BaseException:  # re-raised: nobody else has the lock to release
-        lock.release()
-        raise
+    for leftover in path.glob(f"*{DRAFT}"):
+        remove_tree(leftover)
     return Checkpoints(path, lock)
+
+
+def find(path: Path, images: Images) -> Checkpoints:
+    """The same for one that goes on from there, all of it read. Raises CheckpointUnfit, too."""
+    checkpoints = take(path)
+    try:
+        checkpoints.origin, checkpoints.complaints = newest(path, read)
+        if (origin := checkpoints.origin) is not None:
+            images.resolve(origin.spec.image_digest)
+        return checkpoints
+    except BaseException as error:  # re-raised: nobody else has the lock to release
+        checkpoints.release()
+        if isinstance(error, ImageUnknown):
+            hint = "Bring the image here, or go on where it is."
+            raise CheckpointUnfit(f"{path}: {error.message}", hint=hint) from error
+        raise
 
 
 def numbers(path: Path) -> list[int]:
     """Of the checkpoints, the newest first."""
-    return sorted((int(name) for name in os.listdir(path) if name.isdecimal()), reverse=True)
+    return sorted((int(entry.name) for entry in path.glob("*") if entry.name.isdecimal()), reverse=True)
 
 
 def newest(path: Path, look: Callable[[Path], Checkpoint]) -> tuple[Checkpoint | None, list[str]]:
@@ -152,19 +167,12 @@ def newest(path: Path, look: Callable[[Path], Checkpoint]) -> tuple[Checkpoint |
     return None, complaints
 
 
-def write_manifest(draft: Path, manifest: Manifest) -> None:
-    write_whole(draft / MANIFEST, dumps(manifest), durable=True)
-
-
 def read(folder: Path) -> Checkpoint:
     """All of it, each byte looked at. Raises Damaged, UnsafeFolder, CheckpointUnfit."""
     checkpoint = peek(folder)
-    for name, then in checkpoint.manifest.files.items():
+    for name, then in checkpoint.files.items():
         try:
-            status = os.lstat(folder / name)
-            if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
-                raise UnsafeFolder(f"{folder / name}: others may have changed it")
-            if status.st_size != then.size or part(folder / name) != then:
+            if checksum(folder / name) != then:
                 raise Damaged(f"{name} is not what was written")
         except OSError as exc:
             raise Damaged(in_words(exc)) from exc
@@ -175,22 +183,34 @@ def peek(folder: Path) -> Checkpoint:
     """What it says of itself. Raises Damaged, UnsafeFolder, CheckpointUnfit."""
     try:
         check_ours(folder)
-        check_ours(folder / MANIFEST)
         value = strict_json(read_capped(folder / MANIFEST, LARGEST_MANIFEST))
-        if isinstance(value, dict) and isinstance(made := value.get("format"), int) and made != FORMAT:
-            raise CheckpointUnfit(
-                f"{folder}: written in form {made} by belljar {value.get('belljar')}, this one reads form {FORMAT}",
-                hint="Go on with that version of belljar.",
-            )
-        return Checkpoint(folder, from_json(Manifest, value))
-    except (OSError, ValueError) as exc:
-        raise Damaged(f"{MANIFEST}: {in_words(exc) if isinstance(exc, OSError) else exc}") from exc
+        if (made := value["format"]) != FORMAT:
+            problem = f"written in form {made} by belljar {value['belljar']}, this one reads form {FORMAT}"
+            raise CheckpointUnfit(f"{folder}: {problem}", hint="Go on with that version of belljar.")
+        return replace(from_json(Checkpoint, value), folder=folder)
+    except OSError as exc:
+        raise Damaged(f"{MANIFEST}: {in_words(exc)}") from exc
+    except (ValueError, KeyError, TypeError) as exc:
+        raise Damaged(f"{MANIFEST}: {exc}") from exc
 
 
-def part(path: Path) -> Part:
-    """Of a file that is written."""
+def seal(draft: Path) -> dict[str, int]:
+    """Its files are on disk, their owner's alone, when this returns; their checksums."""
+    files = {}
+    for path in draft.iterdir():
+        os.chmod(path, PRIVATE_FILE)
+        sync(path)
+        files[path.name] = checksum(path)
+    return files
+
+
+def checksum(path: Path) -> int:
     crc = 0
     with open(path, "rb", buffering=0) as file:
         while chunk := file.read(MIB):
             crc = zlib.crc32(chunk, crc)
-        return Part(file.tell(), crc)
+    return crc
+
+
+def write_manifest(checkpoint: Checkpoint) -> None:
+    write_whole(checkpoint.folder / MANIFEST, dumps(checkpoint), durable=True)

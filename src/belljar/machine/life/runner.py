@@ -68,11 +68,12 @@ class Runner:
     def go_on_from(self, checkpoints: Checkpoints) -> None:
         """It is claimed: the folder of checkpoints is its own from now on."""
         life, checkpoint = self.life, checkpoints.origin
-        self.running.checkpoint, self.running.checkpoints[checkpoints.path] = checkpoint, checkpoints
+        life.checkpoint = self.running.checkpoint = checkpoint
+        self.running.checkpoints[checkpoints.path] = checkpoints
         for complaint in checkpoints.complaints:
             life.tell_trouble(complaint)
         if checkpoint is not None:
-            life.note(restarts=checkpoint.manifest.restarts + 1)
+            life.note(restarts=checkpoint.restarts + 1)
             life.record.tell("restored", folder=str(checkpoint.folder))
         elif checkpoints.complaints:
             life.tell_trouble(f"no checkpoint in {checkpoints.path} is whole: the command began anew")
@@ -100,7 +101,7 @@ class Runner:
             life.enter(State.PREPARING)
             image = checked_image(life.request, self.services)
             life.note(image_digest=image.digest, image_manifest=str(image.facts.get("manifest", "")))
-            for extra in (*self._further, *extras_of(life.request, image, self.services, self.running.checkpoint)):
+            for extra in (*self._further, *extras_of(life.request, image, self.services, life.checkpoint)):
                 self._held.enter_context(life.trying("what it had beside its disk was not released"))
                 self._held.callback(extra.release)
                 self.running.extras.append(extra)
@@ -138,8 +139,7 @@ class Runner:
         """Bring up a domain whose guest proved its identity: a clone where one can be made, booted cold otherwise."""
         life = self.life
         with life.phase("prepare"):
-            checkpoint = self.running.checkpoint
-            plan = await (planner.restored(checkpoint) if checkpoint else planner.plan())
+            plan = await (planner.restored(life.checkpoint) if life.checkpoint else planner.plan())
         life.point("after-overlay")
         try:
             await self._boot(plan)
@@ -181,7 +181,7 @@ class Runner:
         if guest is None:
             return
         with life.phase("identify"):
-            identity = plan.checkpoint.identity if plan.checkpoint else new_identity(life.request.id, plan.link)
+            identity = plan.checkpoint.renewed_identity if plan.checkpoint else new_identity(life.request.id, plan.link)
             await self._while_alive(prove(guest, identity, plan.link, life, is_clone=plan.template is not None))
         if plan.spec.frame is not None and plan.checkpoint is None:
             await self._while_alive(take_all_into_use(guest, plan.spec, life))
@@ -315,7 +315,7 @@ def extras_of(
         yield Devices(machine.devices, rules)
     has_transfers = payload is not None and bool(payload.inputs or payload.outputs)
     if checkpoint is not None:
-        from belljar.machine.checkpoints.restoring import RestoredDisks
+        from belljar.machine.checkpoints.content import RestoredDisks
 
         yield RestoredDisks(checkpoint, machine.disk or image.virtual_size)
     elif image.is_disc or machine.scratch is not None or has_transfers:

@@ -169,14 +169,14 @@ class PayloadWorkload(Workload):
         return status
 
     async def _begin(self, guest: Guest, payload: Payload, streams: Streams) -> Process:
-        checkpoint = self._running.checkpoint
+        checkpoint = self._life.checkpoint
         if checkpoint is None:
             return await guest.start(payload, streams)
         # What nobody takes must not stop it.
         stdout = (streams.stdout or BytesSink(0)) if payload.stdout is StdinKind.STREAM else None
         stderr = (streams.stderr or BytesSink(0)) if payload.stderr is StdinKind.STREAM else None
         stdin = streams.stdin if payload.stdin is StdinKind.STREAM else None
-        process = await guest.take_up(checkpoint.manifest.standstill, Streams(stdin, stdout, stderr))
+        process = await guest.take_up(checkpoint.standstill, Streams(stdin, stdout, stderr))
         await guest.place(self._features(), payload.account)
         return process
 
