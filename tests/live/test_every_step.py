@@ -38,7 +38,7 @@ LIVING = (
 )  # fmt: skip
 RESTORING = (*LIVING, *steps("machine/checkpoints/content.py"))
 FORKING = steps("machine/life/forking.py", "hypervisor/qemu/driver.py", "hypervisor/qemu/template/forking.py")
-FREEZING = (*steps("machine/checkpoints/freezing.py"), *LEAVING)
+FREEZING = (*steps("machine/checkpoints/__init__.py", "machine/checkpoints/freezing.py"), *LEAVING)
 WRITTEN = ("freeze-published", *LEAVING)  # the new checkpoint is there by then
 COMMAND = "while its command runs"
 UNPREPARED = (*CLAIMING, *steps("machine/extras/network.py"), COMMAND, *steps("machine/planning/template.py"))

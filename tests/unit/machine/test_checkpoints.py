@@ -43,8 +43,8 @@ def write(folder: Path, content: bytes = b"memory") -> int:
     try:
         draft = taken.draft(lambda what, path: None)
         (draft / "memory").write_bytes(content)
-        checkpoints.write_manifest(replace(CHECKPOINT, folder=draft, files=checkpoints.seal(draft)))
-        return taken.publish(draft)
+        checkpoint = replace(CHECKPOINT, folder=draft, files=checkpoints.seal(draft))
+        return taken.publish(checkpoint, lambda point: None)
     finally:
         taken.release()
 

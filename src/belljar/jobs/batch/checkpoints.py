@@ -124,7 +124,7 @@ class Checkpoints:
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._give(Freeze(self._folder, done, stop, within if within < math.inf else None))
         await asyncio.wait({done})
-        return "the machine ended before" if done.cancelled() else str(done.exception() or "")
+        return str(done.exception() or "")
 
     # -- at the end ------------------------------------------------------------------------------------------------------
 

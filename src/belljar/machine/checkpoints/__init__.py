@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from belljar.errors import CheckpointUnfit, ImageUnknown, MachineBusy, in_words
@@ -25,6 +25,7 @@ from belljar.host.files import PRIVATE_FILE, check_ours, private_folder, read_ca
 from belljar.host.locks import Lock, try_lock
 from belljar.hypervisor import DomainSpec, Hypervisor
 from belljar.machine.life.identity import FRESH
+from belljar.machine.life.life import Point
 from belljar.model import MIB, Context, Request, RunPayload, dumps
 from belljar.reading import from_json, strict_json
 from belljar.records import dataclass, replace
@@ -66,12 +67,6 @@ class Checkpoint:
         """Seconds that its memory may take."""
         return os.stat(self.folder / MEMORY).st_size / SLOWEST
 
-    def memory(self) -> AbstractContextManager[int]:
-        """A pipe from which a QEMU reads it, while the block lasts."""
-        from belljar.machine.checkpoints import content
-
-        return content.memory(self.folder / MEMORY, self.packed_by)
-
     def asked(self, request: Request) -> Request:
         """What the machine is, by its checkpoint; whose it is, and how long it may go on, by who asks."""
         machine, work = replace(self.request.machine, image=self.spec.image_digest), self.request.work
@@ -87,10 +82,6 @@ class Checkpoint:
             if (before := self.traits.get(name, "")) != trait:
                 was, is_here = (f" {text}" if len(text) < 80 else "" for text in (before, trait))
                 raise CheckpointUnfit(f"{self.folder}: written with another {name}{was} than this host has{is_here}")
-
-
-class Damaged(Exception):
-    """It is not what was written."""
 
 
 class Checkpoints:
@@ -111,9 +102,11 @@ class Checkpoints:
         draft.mkdir(0o700)
         return draft
 
-    def publish(self, draft: Path) -> int:
-        """Give it its name, and remove what is older than the last two."""
-        sync(draft)
+    def publish(self, checkpoint: Checkpoint, point: Point) -> int:
+        """Give this draft its manifest and its name, and remove what is older than the last two."""
+        draft = checkpoint.folder
+        write_whole(draft / MANIFEST, dumps(checkpoint), durable=True)
+        point("freeze-manifest")
         number = int(draft.name.removesuffix(DRAFT))
         os.rename(draft, self.path / str(number))
         sync(self.path)
@@ -162,36 +155,33 @@ def newest(path: Path, look: Callable[[Path], Checkpoint]) -> tuple[Checkpoint |
     for number in numbers(path):
         try:
             return look(path / str(number)), complaints
-        except Damaged as exc:
-            complaints.append(f"checkpoint {number} in {path} is damaged: {exc}")
+        except (OSError, ValueError) as exc:
+            why = in_words(exc) if isinstance(exc, OSError) else exc
+            complaints.append(f"checkpoint {number} in {path} is damaged: {why}")
     return None, complaints
 
 
 def read(folder: Path) -> Checkpoint:
-    """All of it, each byte looked at. Raises Damaged, UnsafeFolder, CheckpointUnfit."""
+    """All of it, each byte looked at. Raises as `peek`."""
     checkpoint = peek(folder)
     for name, then in checkpoint.files.items():
-        try:
-            if checksum(folder / name) != then:
-                raise Damaged(f"{name} is not what was written")
-        except OSError as exc:
-            raise Damaged(in_words(exc)) from exc
+        if checksum(folder / name) != then:
+            raise ValueError(f"{name} is not what was written")
     return checkpoint
 
 
 def peek(folder: Path) -> Checkpoint:
-    """What it says of itself. Raises Damaged, UnsafeFolder, CheckpointUnfit."""
+    """What it says of itself. Raises OSError and ValueError where it is damaged, UnsafeFolder, CheckpointUnfit."""
+    check_ours(folder)
+    data = read_capped(folder / MANIFEST, LARGEST_MANIFEST)
     try:
-        check_ours(folder)
-        value = strict_json(read_capped(folder / MANIFEST, LARGEST_MANIFEST))
+        value = strict_json(data)
         if (made := value["format"]) != FORMAT:
             problem = f"written in form {made} by belljar {value['belljar']}, this one reads form {FORMAT}"
             raise CheckpointUnfit(f"{folder}: {problem}", hint="Go on with that version of belljar.")
         return replace(from_json(Checkpoint, value), folder=folder)
-    except OSError as exc:
-        raise Damaged(f"{MANIFEST}: {in_words(exc)}") from exc
     except (ValueError, KeyError, TypeError) as exc:
-        raise Damaged(f"{MANIFEST}: {exc}") from exc
+        raise ValueError(f"{MANIFEST}: {exc}") from exc
 
 
 def seal(draft: Path) -> dict[str, int]:
@@ -210,7 +200,3 @@ def checksum(path: Path) -> int:
         while chunk := file.read(MIB):
             crc = zlib.crc32(chunk, crc)
     return crc
-
-
-def write_manifest(checkpoint: Checkpoint) -> None:
-    write_whole(checkpoint.folder / MANIFEST, dumps(checkpoint), durable=True)

@@ -20,7 +20,7 @@ from belljar.host.files import PRIVATE_FILE, private
 from belljar.host.threads import in_thread
 from belljar.hypervisor import Domain, DomainSpec, Templates
 from belljar.image import check_layer
-from belljar.machine.checkpoints import DISK, Checkpoint
+from belljar.machine.checkpoints import DISK, MEMORY, Checkpoint
 from belljar.machine.extras import Equipment
 from belljar.machine.extras.disks import EXCHANGE, Exchange
 from belljar.machine.life.life import Lifecycle
@@ -70,9 +70,13 @@ async def write_memory(templates: Templates, domain: Domain, target: Path, progr
 
 
 @contextmanager
-def memory(path: Path, program: str) -> Iterator[int]:
-    """A pipe from which a QEMU reads it, while the block lasts."""
-    with open(path, "rb") as file, _filter(program, PACKERS[program][1], stdin=file, stdout=subprocess.PIPE) as child:
+def reading(checkpoint: Checkpoint) -> Iterator[int]:
+    """A pipe from which a QEMU reads the memory, while the block lasts."""
+    program = checkpoint.packed_by
+    with (
+        open(checkpoint.folder / MEMORY, "rb") as file,
+        _filter(program, PACKERS[program][1], stdin=file, stdout=subprocess.PIPE) as child,
+    ):
         assert child.stdout is not None
         yield child.stdout.fileno()
 

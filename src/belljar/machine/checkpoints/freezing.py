@@ -18,17 +18,7 @@ from belljar.host.files import remove_tree
 from belljar.host.room import touched
 from belljar.host.threads import in_thread, to_its_end, wholly_in_thread
 from belljar.hypervisor import Domain
-from belljar.machine.checkpoints import (
-    DISK,
-    FORMAT,
-    MEMORY,
-    Checkpoint,
-    Checkpoints,
-    content,
-    seal,
-    take,
-    write_manifest,
-)
+from belljar.machine.checkpoints import DISK, FORMAT, MEMORY, Checkpoint, Checkpoints, content, seal, take
 from belljar.machine.extras.disks import EXCHANGE, check_room
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.work import Running
@@ -88,13 +78,7 @@ async def _freeze(order: Freeze, life: Lifecycle, running: Running, services: Se
                 replace(life.identity, entropy=b""), standstill, life.outcome.restarts, packer,
                 await in_thread(lambda: seal(draft)),
             )  # fmt: skip
-
-            def publish() -> int:
-                write_manifest(checkpoint)
-                life.point("freeze-manifest")
-                return checkpoints.publish(draft)
-
-            number = await wholly_in_thread(publish)
+            number = await wholly_in_thread(lambda: checkpoints.publish(checkpoint, life.point))
             life.point("freeze-published")
     except BaseException as error:  # re-raised: a cancel leaves no draft, and no guest that stands still
         await to_its_end(asyncio.ensure_future(_thaw(domain, guest, process)))

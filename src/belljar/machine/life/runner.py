@@ -198,7 +198,9 @@ class Runner:
         if plan.checkpoint is None:
             self.running.domain = domain = await hypervisor.launch(plan.spec, plan.template)
         else:
-            memory = self._held.enter_context(plan.checkpoint.memory())
+            from belljar.machine.checkpoints.content import reading
+
+            memory = self._held.enter_context(reading(plan.checkpoint))
             self.running.domain = domain = hypervisor.cloning.restore(plan.spec, memory)
         life.point("after-spawn")
         life.record.write("spawned", pid=domain.pid, started=start_time(domain.pid), argv=domain.argv)
@@ -239,7 +241,6 @@ class Runner:
     async def leave(self) -> None:
         """Domain, socket, files, outcome, lock, in this order. Each step is tried whatever became of the one before."""
         life = self.life
-        self._orders.close()
         with life.phase("stop"):
             if self.running.domain is not None:
                 life.leave_towards(State.STOPPING)
