@@ -205,7 +205,8 @@ def test_a_host_that_is_unfit_says_so_and_the_checkpoint_stays(runtime: Runtime,
 def test_of_two_that_go_on_from_one_folder_one_is_told(runtime: Runtime, folder: Path) -> None:
     freeze(runtime, folder, stop=True)
     taken = take(folder)
-    with pytest.raises(MachineBusy):
-        goes_on(runtime, folder)
+    refused = goes_on(runtime, folder)
+    assert (refused.error, refused.cause) == (MachineBusy.__name__, Cause.REFUSED)
+    assert "a machine is written to this folder or goes on from it now" in refused.reason
     taken.release()
-    assert goes_on(runtime, folder).exit_code == 3
+    assert runtime.run(replace(runtime.request(), id="cccccccccccc", restore=str(folder))).exit_code == 3

@@ -270,18 +270,13 @@ class Conversation:
 
     async def hold_still(self, process: Running) -> Standstill:
         """Have the guest leave everything as it is, so that it can be frozen: nothing of its payload's streams is on the way then.
-        Other calls than `go_on` may fail meanwhile. Raises GuestRefused, AgentLost; `go_on` is right then, too."""
+        Other calls than `go_on` may fail meanwhile. Raises GuestRefused, AgentLost; `go_on` has to follow then, too."""
         process.rest()
-        try:
-            await self._call(b"hold_still")
-            if self._heartbeat is not None:
-                self._heartbeat.cancel()
-            if process.is_over:
-                await self.go_on(process)
-                raise GuestRefused("the payload has ended")
-        except GuestError:
-            process.go_on()
-            raise
+        await self._call(b"hold_still")
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+        if process.is_over:
+            raise GuestRefused("the payload has ended")
         try:
             async with asyncio.timeout(self._settings.call_timeout):
                 return await process.standstill()

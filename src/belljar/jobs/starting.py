@@ -55,8 +55,8 @@ def restored_request(folder: str, name: str) -> Request:
     if checkpoint is None:
         problem = "; ".join((f"{path}: no checkpoint is there", *complaints))
         raise BelljarError(problem, hint="`belljar checkpoint ID DIR` writes one.")
-    name = name or checkpoint.request.name
-    return replace(checkpoint.request, id=os.urandom(6).hex(), name=name, created=time.time(), restore=str(path))
+    before, id, now = checkpoint.request, os.urandom(6).hex(), time.time()
+    return checkpoint.asked(replace(before, id=id, name=name or before.name, created=now, restore=str(path)))
 
 
 def kind(number: int) -> StdinKind:

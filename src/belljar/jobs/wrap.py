@@ -278,7 +278,7 @@ def make_request(
         own=tuple(map(str, (settings.paths.run, settings.paths.scratch, settings.paths.store, settings.paths.logs))),
     )  # fmt: skip
     request = build(here, job, image, caller, settings.batch, time.time())
-    return replace(request, checkpointable=True, restore=checkpoints.restore) if checkpoints else request
+    return checkpoints.asked(request) if checkpoints else request
 
 
 def devices_of(here: Surroundings, system: batch.System, runtime: Runtime) -> tuple[str, ...]:

@@ -18,13 +18,14 @@ from belljar.batch.job.verdict import judge
 from belljar.errors import CheckpointFailed, CommandFailed, HostError
 from belljar.jobs.batch.checkpoints import Checkpoints
 from belljar.machine.orders import Freeze, Order, Pause, Signal, Stop
-from belljar.model import Cause, Outcome, OutcomeClass
+from belljar.model import Cause, MachineSpec, Outcome, OutcomeClass, OwnWork, Request
 
 TERM, USR1, USR2 = (Signal(number, alone=True) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
 JOB = Job("slurm", "4711_3", aliases=("4714",), started_before=1, grace=28.0, checkpoint="")
 OUTCOME = Outcome("0123456789ab", Cause.FINISHED, OutcomeClass.PAYLOAD, exit_code=0)
 GONE_ON = replace(OUTCOME, cause=Cause.CHECKPOINTED, klass=OutcomeClass.CANCELLED, exit_code=None)
 CANCELLED = replace(OUTCOME, cause=Cause.CANCELLED, klass=OutcomeClass.CANCELLED, exit_code=None, signal=15)
+REQUEST = Request(OUTCOME.id, MachineSpec("debian12", 1, 1 << 30), OwnWork())
 BACK, OWN = Ending(99), Ending(3)
 
 
@@ -111,10 +112,11 @@ async def freeze_after(order: Order, checks: Checkpoints, machine: Machine) -> O
 
 
 def test_a_job_has_a_folder_of_its_own_and_goes_on_at_its_second_start(tmp_path: Path) -> None:
-    assert checkpoints(tmp_path, "on-limit").restore == str(folder_of(tmp_path))
+    asked = checkpoints(tmp_path, "on-limit").asked(REQUEST)
+    assert asked == replace(REQUEST, checkpointable=True, restore=str(folder_of(tmp_path)))
     (folder_of(tmp_path) / "of-another-job").mkdir(parents=True)
     first = checkpoints(tmp_path, "on-limit", job=replace(JOB, started_before=0))
-    assert first.restore == "" and not folder_of(tmp_path).exists()
+    assert first.asked(REQUEST) == replace(REQUEST, checkpointable=True) and not folder_of(tmp_path).exists()
 
 
 def test_a_folder_that_is_not_on_this_node_is_named(tmp_path: Path) -> None:

@@ -29,9 +29,10 @@ from belljar.host.threads import in_thread
 from belljar.host.values import duration
 from belljar.jobs import complain
 from belljar.jobs.batch.output import Output
-from belljar.machine.checkpoints import numbers
+from belljar.machine.checkpoints import newest, numbers, peek
 from belljar.machine.orders import Freeze, Order, Signal, Stop
-from belljar.model import Cause, Outcome, OutcomeClass
+from belljar.model import Cause, Outcome, OutcomeClass, Request
+from belljar.records import replace
 
 Give = Callable[[Order], None]
 EVERY = "every="
@@ -55,7 +56,6 @@ class Checkpoints:
             hint = "Every node has to see it, with mode 1777; or name another one in batch.checkpoint_folder."
             raise HostError(f"{top}: the folder of checkpoints is not on this node", hint=hint)
         self._folder = top / str(os.geteuid()) / "-".join((job.system, job.id, *job.aliases)).replace("/", "_")
-        self.restore = str(self._folder) if job.started_before else ""  # what this start goes on from
         if not job.started_before:
             remove_tree(self._folder)
         self.output = Output()
@@ -64,6 +64,15 @@ class Checkpoints:
         # None: the machine is to go on.
         self._due: asyncio.Queue[tuple[Order | None, float] | None] = asyncio.Queue()
         self._is_told_to_end = False
+
+    def asked(self, request: Request) -> Request:
+        """What this start of the job asks for. Raises UnsafeFolder, CheckpointUnfit."""
+        request = replace(request, checkpointable=True)
+        if not self._job.started_before:
+            return request
+        checkpoint, _ = newest(self._folder, peek)
+        request = replace(request, restore=str(self._folder))
+        return checkpoint.asked(request) if checkpoint else request
 
     # -- while the machine runs ------------------------------------------------------------------------------------------
 

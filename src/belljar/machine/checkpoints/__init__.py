@@ -76,6 +76,14 @@ class Checkpoint:
             work = replace(work, payload=replace(work.payload, outputs=outputs))
         return replace(request, machine=machine, work=work)
 
+    def check_image(self, images: Images) -> None:
+        """Raise CheckpointUnfit where its image is not on this host."""
+        try:
+            images.resolve(self.spec.image_digest)
+        except ImageUnknown as exc:
+            hint = "Bring the image here, or go on where it is."
+            raise CheckpointUnfit(f"{self.folder}: {exc.message}", hint=hint) from exc
+
     def check(self, spec: DomainSpec, hypervisor: Hypervisor) -> None:
         """Raise CheckpointUnfit where a machine of this host cannot load its state."""
         for name, trait in hypervisor.cloning.traits(spec).items():
@@ -89,8 +97,6 @@ class Checkpoints:
 
     def __init__(self, path: Path, lock: Lock) -> None:
         self.path, self._lock = path, lock
-        self.origin: Checkpoint | None = None  # where its machine goes on from
-        self.complaints: list[str] = []  # about those that are newer
 
     def release(self) -> None:
         self._lock.release()
@@ -125,22 +131,6 @@ def take(path: Path) -> Checkpoints:
     for leftover in path.glob(f"*{DRAFT}"):
         remove_tree(leftover)
     return Checkpoints(path, lock)
-
-
-def find(path: Path, images: Images) -> Checkpoints:
-    """The same for one that goes on from there, all of it read. Raises CheckpointUnfit, too."""
-    checkpoints = take(path)
-    try:
-        checkpoints.origin, checkpoints.complaints = newest(path, read)
-        if (origin := checkpoints.origin) is not None:
-            images.resolve(origin.spec.image_digest)
-        return checkpoints
-    except BaseException as error:  # re-raised: nobody else has the lock to release
-        checkpoints.release()
-        if isinstance(error, ImageUnknown):
-            hint = "Bring the image here, or go on where it is."
-            raise CheckpointUnfit(f"{path}: {error.message}", hint=hint) from error
-        raise
 
 
 def numbers(path: Path) -> list[int]:

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 from belljar import errors
 from belljar.guest import Streams
@@ -34,7 +35,7 @@ from belljar.machine.services import Keep, Services
 from belljar.model import NetworkMode, Request, RunPayload, State, Usage
 
 if TYPE_CHECKING:
-    from belljar.machine.checkpoints import Checkpoint, Checkpoints
+    from belljar.machine.checkpoints import Checkpoint
 
 T = TypeVar("T")
 NOT_ENDED = "its hypervisor's process may live"
@@ -65,19 +66,6 @@ class Runner:
         self._tasks: list[asyncio.Task[None]] = []
         self._quit_status: int | None = None  # of the last domain, as waitpid tells it
 
-    def go_on_from(self, checkpoints: Checkpoints) -> None:
-        """It is claimed: the folder of checkpoints is its own from now on."""
-        life, checkpoint = self.life, checkpoints.origin
-        life.checkpoint = self.running.checkpoint = checkpoint
-        self.running.checkpoints[checkpoints.path] = checkpoints
-        for complaint in checkpoints.complaints:
-            life.tell_trouble(complaint)
-        if checkpoint is not None:
-            life.note(restarts=checkpoint.restarts + 1)
-            life.record.tell("restored", folder=str(checkpoint.folder))
-        elif checkpoints.complaints:
-            life.tell_trouble(f"no checkpoint in {checkpoints.path} is whole: the command began anew")
-
     async def publish(self) -> None:
         """Have what it may lose to others: the fork that it is cloned from, and the ports that were asked for. Raises BadOption, NoSpace,
         TemplateError."""
@@ -99,6 +87,8 @@ class Runner:
         life = self.life
         with life.phase("prepare"):
             life.enter(State.PREPARING)
+            if life.request.restore:
+                await self._find_checkpoint()
             image = checked_image(life.request, self.services)
             life.note(image_digest=image.digest, image_manifest=str(image.facts.get("manifest", "")))
             for extra in (*self._further, *extras_of(life.request, image, self.services, life.checkpoint)):
@@ -120,6 +110,23 @@ class Runner:
                 conclude(life)
                 for extra in self.running.extras:
                     extra.left_in_order()
+
+    async def _find_checkpoint(self) -> None:
+        """Where it goes on from; the folder is its own from now on. Raises MachineBusy, CheckpointUnfit, UnsafeFolder, HostError."""
+        from belljar.machine.checkpoints import Checkpoints, newest, read, take
+
+        life, folder = self.life, Path(self.life.request.restore)
+        self.running.checkpoints[folder] = await in_thread(lambda: take(folder), undo=Checkpoints.release)
+        checkpoint, complaints = await in_thread(lambda: newest(folder, read))
+        if checkpoint is not None:
+            checkpoint.check_image(self.services.images)
+            life.note(restarts=checkpoint.restarts + 1)
+            life.record.tell("restored", folder=str(checkpoint.folder))
+            life.checkpoint = self.running.checkpoint = checkpoint
+        elif complaints:
+            complaints.append(f"no checkpoint in {folder} is whole: the command began anew")
+        for complaint in complaints:
+            life.tell_trouble(complaint)
 
     async def _has_rebooted(self, streams: Streams) -> bool:
         """Carry its work out, from a guest that was booted to the end, or to a reboot that it may make."""
