@@ -14,7 +14,7 @@ from belljar.host import commands
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, ExtraDisk, Frame
 from belljar.jobs.starting import restored_request
 from belljar.machine import checkpoints
-from belljar.machine.checkpoints import FORMAT, Checkpoint, content, numbers, take
+from belljar.machine.checkpoints import FORMAT, Checkpoint, content, draft_in, numbers, take
 from belljar.model import MIB, Account, Context, MachineSpec, Payload, Request, RunPayload
 from belljar.records import replace
 
@@ -41,10 +41,10 @@ def write(folder: Path, content: bytes = b"memory") -> int:
     """One more checkpoint."""
     taken = take(folder)
     try:
-        draft = taken.draft(lambda what, path: None)
+        draft = draft_in(folder, lambda what, path: None)
         (draft / "memory").write_bytes(content)
         checkpoint = replace(CHECKPOINT, folder=draft, files=checkpoints.seal(draft))
-        return taken.publish(checkpoint, lambda point: None)
+        return checkpoints.publish(checkpoint, lambda point: None)
     finally:
         taken.release()
 
@@ -101,7 +101,7 @@ def test_a_changed_byte_and_a_missing_file_are_damage_too(folder: Path) -> None:
 
 def test_what_was_never_finished_is_removed_by_who_comes_next(folder: Path) -> None:
     taken = take(folder)
-    (taken.draft(lambda what, path: None) / "memory").write_bytes(b"half")
+    (draft_in(folder, lambda what, path: None) / "memory").write_bytes(b"half")
     taken.release()
     assert newest(folder) == ("", []) and os.listdir(folder) == ["lock"]
 

@@ -67,11 +67,9 @@ class Checkpoints:
 
     def asked(self, request: Request) -> Request:
         """What this start of the job asks for. Raises UnsafeFolder, CheckpointUnfit."""
-        request = replace(request, checkpointable=True)
-        if not self._job.started_before:
-            return request
         checkpoint, _ = newest(self._folder, peek)
-        request = replace(request, restore=str(self._folder))
+        restore = str(self._folder) if self._job.started_before else ""
+        request = replace(request, checkpointable=True, restore=restore)
         return checkpoint.asked(request) if checkpoint else request
 
     # -- while the machine runs ------------------------------------------------------------------------------------------
@@ -114,8 +112,7 @@ class Checkpoints:
 
     async def _leave(self, warning: Order | None, until: float) -> None:
         """Make a checkpoint and end the machine; or pass the warning on, TERM with what is left of the grace."""
-        clock, why = asyncio.get_running_loop().time, ""
-        is_over = False
+        clock, why, is_over = asyncio.get_running_loop().time, "", False
         with suppress(HostError):  # no thread can be started: then the freeze says so
             is_over = await in_thread(self._standing) is Standing.OVER
         if not is_over:

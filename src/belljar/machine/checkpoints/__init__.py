@@ -92,37 +92,7 @@ class Checkpoint:
                 raise CheckpointUnfit(f"{self.folder}: written with another {name}{was} than this host has{is_here}")
 
 
-class Checkpoints:
-    """A folder of one machine, from `take` to `release`."""
-
-    def __init__(self, path: Path, lock: Lock) -> None:
-        self.path, self._lock = path, lock
-
-    def release(self) -> None:
-        self._lock.release()
-
-    def draft(self, intend: Callable[[str, Path], object]) -> Path:
-        """An empty folder for the next one."""
-        draft = self.path / f"{max(numbers(self.path), default=0) + 1}{DRAFT}"
-        intend("checkpoint", draft)
-        draft.mkdir(0o700)
-        return draft
-
-    def publish(self, checkpoint: Checkpoint, point: Point) -> int:
-        """Give this draft its manifest and its name, and remove what is older than the last two."""
-        draft = checkpoint.folder
-        write_whole(draft / MANIFEST, dumps(checkpoint), durable=True)
-        point("freeze-manifest")
-        number = int(draft.name.removesuffix(DRAFT))
-        os.rename(draft, self.path / str(number))
-        sync(self.path)
-        for old in numbers(self.path)[KEPT:]:
-            with suppress(OSError):
-                remove_tree(self.path / str(old))
-        return number
-
-
-def take(path: Path) -> Checkpoints:
+def take(path: Path) -> Lock:
     """Have the folder, made where it is missing, for one machine. Raises MachineBusy, UnsafeFolder, HostError."""
     private_folder(path)
     if (lock := try_lock(path / LOCK)) is None:
@@ -130,7 +100,29 @@ def take(path: Path) -> Checkpoints:
         raise MachineBusy(f"{path}: a machine is written to this folder or goes on from it now", hint=hint)
     for leftover in path.glob(f"*{DRAFT}"):
         remove_tree(leftover)
-    return Checkpoints(path, lock)
+    return lock
+
+
+def draft_in(path: Path, intend: Callable[[str, Path], object]) -> Path:
+    """An empty folder for the next one."""
+    draft = path / f"{max(numbers(path), default=0) + 1}{DRAFT}"
+    intend("checkpoint", draft)
+    draft.mkdir(0o700)
+    return draft
+
+
+def publish(checkpoint: Checkpoint, point: Point) -> int:
+    """Give this draft its manifest and its name, and remove what is older than the last two."""
+    draft, path = checkpoint.folder, checkpoint.folder.parent
+    write_whole(draft / MANIFEST, dumps(checkpoint), durable=True)
+    point("freeze-manifest")
+    number = int(draft.name.removesuffix(DRAFT))
+    os.rename(draft, path / str(number))
+    sync(path)
+    for old in numbers(path)[KEPT:]:
+        with suppress(OSError):
+            remove_tree(path / str(old))
+    return number
 
 
 def numbers(path: Path) -> list[int]:

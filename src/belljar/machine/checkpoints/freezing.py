@@ -15,10 +15,11 @@ from belljar import __version__
 from belljar.errors import CheckpointFailed, GuestError, HypervisorError, MachineBusy, in_words
 from belljar.guest import Guest, Process
 from belljar.host.files import remove_tree
+from belljar.host.locks import Lock
 from belljar.host.room import touched
 from belljar.host.threads import in_thread, to_its_end, wholly_in_thread
 from belljar.hypervisor import Domain
-from belljar.machine.checkpoints import DISK, FORMAT, MEMORY, Checkpoint, Checkpoints, content, seal, take
+from belljar.machine.checkpoints import DISK, FORMAT, MEMORY, Checkpoint, content, draft_in, publish, seal, take
 from belljar.machine.extras.disks import EXCHANGE, check_room
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.work import Running
@@ -51,12 +52,11 @@ async def _freeze(order: Freeze, life: Lifecycle, running: Running, services: Se
         raise CheckpointFailed(f"{life.request.id} cannot be written to a folder: {why}")
     folder, spec = order.folder, plan.spec
     if folder not in running.checkpoints:
-        running.checkpoints[folder] = await in_thread(lambda: take(folder), undo=Checkpoints.release)
-    checkpoints = running.checkpoints[folder]
+        running.checkpoints[folder] = await in_thread(lambda: take(folder), undo=Lock.release)
     disks = [spec.disk, *(disk.path for disk in spec.disks if disk.name != EXCHANGE)]
     memory = touched(domain.pid) + (plan.template.size if plan.template else 0)  # as if nothing of it could be packed
     check_room(folder, memory + sum(os.stat(disk).st_blocks * 512 for disk in disks), "this machine needs up to")
-    draft, began = checkpoints.draft(life.record.intend), time.monotonic()
+    draft, began = draft_in(folder, life.record.intend), time.monotonic()
     try:
         with life.phase("freeze"):
             standstill = await guest.hold_still(process)
@@ -78,7 +78,7 @@ async def _freeze(order: Freeze, life: Lifecycle, running: Running, services: Se
                 replace(life.identity, entropy=b""), standstill, life.outcome.restarts, packer,
                 await in_thread(lambda: seal(draft)),
             )  # fmt: skip
-            number = await wholly_in_thread(lambda: checkpoints.publish(checkpoint, life.point))
+            number = await wholly_in_thread(lambda: publish(checkpoint, life.point))
             life.point("freeze-published")
     except BaseException as error:  # re-raised: a cancel leaves no draft, and no guest that stands still
         await to_its_end(asyncio.ensure_future(_thaw(domain, guest, process)))

@@ -11,6 +11,7 @@ from pathlib import Path
 from belljar import errors
 from belljar.guest import Streams
 from belljar.hints import TYPE_CHECKING, Any, TypeVar
+from belljar.host.locks import Lock
 from belljar.host.processes import start_time
 from belljar.host.threads import in_thread
 from belljar.hypervisor import Domain
@@ -113,10 +114,10 @@ class Runner:
 
     async def _find_checkpoint(self) -> None:
         """Where it goes on from; the folder is its own from now on. Raises MachineBusy, CheckpointUnfit, UnsafeFolder, HostError."""
-        from belljar.machine.checkpoints import Checkpoints, newest, read, take
+        from belljar.machine.checkpoints import newest, read, take
 
         life, folder = self.life, Path(self.life.request.restore)
-        self.running.checkpoints[folder] = await in_thread(lambda: take(folder), undo=Checkpoints.release)
+        self.running.checkpoints[folder] = await in_thread(lambda: take(folder), undo=Lock.release)
         checkpoint, complaints = await in_thread(lambda: newest(folder, read))
         if checkpoint is not None:
             checkpoint.check_image(self.services.images)
@@ -263,8 +264,8 @@ class Runner:
                     traces = traces_of(read(life.folder))
                     await in_thread(lambda: self.services.hypervisor.discard(life.request.id, traces))
             self._held.close()
-            for checkpoints in self.running.checkpoints.values():
-                checkpoints.release()
+            for lock in self.running.checkpoints.values():
+                lock.release()
             with life.trying("a published port was not closed"):
                 await self._commands.close_ports()
             with life.trying("its control socket was not closed"):
