@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from belljar.guest import BytesSource, Streams
 from belljar.guest.stdio import FdSink, FdSource
@@ -108,8 +109,8 @@ def attend(
                 ours = streams or (streams_of(payload) if payload else Streams(None, None, None))
                 if stdin is not None:
                     ours = replace(ours, stdin=BytesSource(stdin))
-                keeping = runtime.supervisor().keep(request, ours, orders, further, claimed=claimed)
-                return await (keeping if checkpoints is None else first(keeping, checkpoints.mind()))
+                keep_it = partial(runtime.supervisor().keep, request, ours, orders, further, claimed=claimed)
+                return await (keep_it() if checkpoints is None else first(keep_it(), checkpoints.mind()))
         finally:
             if notice is not None:  # a system that announces the end again is not to kill a job that has ended
                 signal.pthread_sigmask(signal.SIG_BLOCK, {notice[0]})

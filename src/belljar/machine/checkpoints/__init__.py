@@ -51,16 +51,11 @@ class Checkpoint:
     context: Context
     spec: DomainSpec  # what the machine had become, without its card; paths are those of its host
     request: Request  # its timeout is what was left of it
-    identity: Identity  # without its entropy
+    identity: Identity  # its entropy is fresh each time it is read
     standstill: Standstill
     restarts: int
     packed_by: str  # the program that unpacks the memory
     files: dict[str, int]  # the other files, and their checksums
-
-    @property
-    def renewed_identity(self) -> Identity:
-        """Who its guest was, and is; but for its random numbers."""
-        return replace(self.identity, entropy=os.urandom(FRESH))
 
     @property
     def load_time(self) -> float:
@@ -161,7 +156,9 @@ def peek(folder: Path) -> Checkpoint:
         if (made := value["format"]) != FORMAT:
             problem = f"written in form {made} by belljar {value['belljar']}, this one reads form {FORMAT}"
             raise CheckpointUnfit(f"{folder}: {problem}", hint="Go on with that version of belljar.")
-        return replace(from_json(Checkpoint, value), folder=folder)
+        checkpoint = from_json(Checkpoint, value)
+        identity = replace(checkpoint.identity, entropy=os.urandom(FRESH))
+        return replace(checkpoint, folder=folder, identity=identity)
     except (ValueError, KeyError, TypeError) as exc:
         raise ValueError(f"{MANIFEST}: {exc}") from exc
 

@@ -48,11 +48,11 @@ class Extra:
         """Make it, before the machine is started; returns what is *there* with it."""
         return there
 
-    async def furnish(self, guest: Guest, payload: Payload, devices: Mapping[str, str]) -> None:
-        """Put it where the payload looks for it. *devices*: of the machine's disks in the guest, by their names."""
-
     async def freeze(self, draft: Path) -> None:
         """The machine stands still to become this checkpoint: put what goes on with it there."""
+
+    async def furnish(self, guest: Guest, payload: Payload, devices: Mapping[str, str]) -> None:
+        """Put it where the payload looks for it. *devices*: of the machine's disks in the guest, by their names."""
 
     def left_in_order(self) -> None:
         """The guest has powered itself off."""

@@ -189,7 +189,7 @@ class Runner:
         if guest is None:
             return
         with life.phase("identify"):
-            identity = plan.checkpoint.renewed_identity if plan.checkpoint else new_identity(life.request.id, plan.link)
+            identity = plan.checkpoint.identity if plan.checkpoint else new_identity(life.request.id, plan.link)
             await self._while_alive(prove(guest, identity, plan.link, life, is_clone=plan.template is not None))
         if plan.spec.frame is not None and plan.checkpoint is None:
             await self._while_alive(take_all_into_use(guest, plan.spec, life))
