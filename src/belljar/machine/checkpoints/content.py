@@ -137,18 +137,15 @@ async def place(checkpoint: Checkpoint, spec: DomainSpec, base: Path) -> None:
 class RestoredDisks(Exchange):
     """What it had beside its own disk."""
 
-    def __init__(self, checkpoint: Checkpoint, size: int) -> None:
-        super().__init__(size)
-        self._checkpoint = checkpoint
-
     async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
         """Raises NoSpace, CommandFailed."""
-        for disk in self._checkpoint.spec.disks:
+        assert life.checkpoint is not None
+        for disk in life.checkpoint.spec.disks:
             if disk.name == EXCHANGE:
                 there = await super().prepare(life, there)
                 continue
             path = life.attach(disk.name.rstrip("0123456789"), disk.name)
-            await convert(self._checkpoint.folder / f"{disk.name}.qcow2", "qcow2", path, "raw")
+            await convert(life.checkpoint.folder / f"{disk.name}.qcow2", "qcow2", path, "raw")
             there = there.with_disk(replace(disk, path=path))
         life.point("after-attachments")
         return there

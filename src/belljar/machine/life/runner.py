@@ -326,7 +326,7 @@ def extras_of(
     if checkpoint is not None:
         from belljar.machine.checkpoints.content import RestoredDisks
 
-        yield RestoredDisks(checkpoint, machine.disk or image.virtual_size)
+        yield RestoredDisks(machine.disk or image.virtual_size)
     elif image.is_disc or machine.scratch is not None or has_transfers:
         from belljar.machine.extras import disks
 
