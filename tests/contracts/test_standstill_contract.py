@@ -183,4 +183,5 @@ async def test_what_has_ended_is_not_held() -> None:
             done = await ran(guest, shell("exit 3"))
             with pytest.raises(GuestRefused, match="the payload has ended"):
                 await guest.hold_still(done.process)
+            await guest.go_on(done.process)
             assert (await ran(guest, shell("exit 4"))).code == 4

@@ -36,9 +36,9 @@ CLAIMING, LEAVING = steps("machine/life/claim.py"), steps("machine/cleaning/put_
 LIVING = (
     *CLAIMING, *steps("machine/extras/network.py", "machine/life/runner.py", "machine/life/work.py"), *LEAVING
 )  # fmt: skip
-RESTORING = (*LIVING, *steps("machine/checkpoints/restoring.py"))
+RESTORING = (*LIVING, *steps("machine/checkpoints/content.py"))
 FORKING = steps("machine/life/forking.py", "hypervisor/qemu/driver.py", "hypervisor/qemu/template/forking.py")
-FREEZING = (*steps("machine/checkpoints/freezing.py"), *LEAVING)
+FREEZING = (*steps("machine/checkpoints/__init__.py", "machine/checkpoints/freezing.py"), *LEAVING)
 WRITTEN = ("freeze-published", *LEAVING)  # the new checkpoint is there by then
 COMMAND = "while its command runs"
 UNPREPARED = (*CLAIMING, *steps("machine/extras/network.py"), COMMAND, *steps("machine/planning/template.py"))
@@ -336,4 +336,4 @@ def test_one_that_is_killed_when_it_is_written_goes_on_from_the_last_that_is_who
     checkpoint, complaints = newest(kept, peek)
     assert checkpoint is not None and complaints == []
     said = (written / "output").read_bytes() + second.read_bytes()
-    goes_on(belljar, kept, said[: checkpoint.manifest.standstill.stdout])
+    goes_on(belljar, kept, said[: checkpoint.standstill.stdout])

@@ -15,7 +15,8 @@ from tests.stories.conftest import Runtime
 
 from belljar.errors import BelljarError, CheckpointUnfit, MachineBusy, NoSpace, QmpError
 from belljar.guest import Streams
-from belljar.machine.checkpoints import content, freezing, take
+from belljar.machine.checkpoints import content, take
+from belljar.machine.extras import disks as extra_disks
 from belljar.machine.orders import Freeze, Kill, Orders, Signal
 from belljar.model import Cause, NetworkMode, Outcome, Request, Share
 
@@ -26,9 +27,8 @@ RUNS = Script(runs_for=100.0, exit_code=3, stdout=b"12345")
 def disks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a fake machine they are no qcow2."""
 
-    async def write(disk: Path, layers: Sequence[Path], base: Path, target: Path) -> Any:
+    async def write(disk: Path, layers: Sequence[Path], base: Path, target: Path) -> None:
         target.write_bytes(b"disk")  # noqa: ASYNC240
-        return await content.sealed(target)
 
     async def read(source: Path, base: Path, disk: Path) -> None:
         disk.write_bytes(source.read_bytes())  # noqa: ASYNC240
@@ -46,19 +46,19 @@ def folder(tmp_path: Path) -> Path:
 def freeze(
     runtime: Runtime, folder: Path, *, stop: bool = False, within: float | None = None, at: float = 10.0, request: Request | None = None,
     then: Callable[[Orders], object] | None = None,
-) -> tuple[Outcome, int | BelljarError]:  # fmt: skip
+) -> tuple[Outcome, int | BelljarError | None]:  # fmt: skip
     """Keep a machine to its end that is written to a folder meanwhile: its outcome, and what was answered."""
 
-    async def keep() -> tuple[Outcome, int | BelljarError]:
+    async def keep() -> tuple[Outcome, int | BelljarError | None]:
         loop, orders = asyncio.get_running_loop(), Orders()
         order = Freeze(folder, loop.create_future(), stop, within)
         loop.call_later(at, orders.give, order)
         if then is not None:
             loop.call_later(at + 0.001, then, orders)
         outcome = await runtime.supervisor().keep(request or runtime.request(), Streams(None, None, None), orders)
-        assert order.done.done()
-        answer = asyncio.CancelledError() if order.done.cancelled() else order.done.exception() or order.done.result()
-        return outcome, answer  # type: ignore[return-value]
+        if not order.done.done():
+            return outcome, None
+        return outcome, order.done.exception() or order.done.result()  # type: ignore[return-value]
 
     runtime.scripts = runtime.scripts or [RUNS]
     return runtime.leap(keep())
@@ -127,7 +127,7 @@ def test_what_takes_longer_than_it_may_is_given_up(
 def test_what_has_no_room_is_refused_before_anything_stands_still(
     runtime: Runtime, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(freezing, "free_bytes", lambda path: 1 << 20)
+    monkeypatch.setattr(extra_disks, "free_bytes", lambda path: 1 << 20)
     outcome, answer = freeze(runtime, folder)
     assert isinstance(answer, NoSpace) and "1 MiB free, this machine needs up to" in str(answer)
     assert "hold_still" not in runtime.guests[-1].done and outcome.exit_code == 3
@@ -145,7 +145,7 @@ def test_signals_wait_until_it_is_written_and_a_kill_does_not(
     monkeypatch.setattr(content, "write_disk", slow)
     other = replace(runtime.request(), id="ba9876543210")
     outcome, answer = freeze(runtime, folder, request=other, then=lambda orders: orders.give(Kill()))
-    assert isinstance(answer, asyncio.CancelledError) and outcome.cause is Cause.CANCELLED
+    assert answer is None and outcome.cause is Cause.CANCELLED
     assert sorted(os.listdir(folder)) == ["1", "lock"] and runtime.leftovers() == []
 
 
@@ -205,7 +205,8 @@ def test_a_host_that_is_unfit_says_so_and_the_checkpoint_stays(runtime: Runtime,
 def test_of_two_that_go_on_from_one_folder_one_is_told(runtime: Runtime, folder: Path) -> None:
     freeze(runtime, folder, stop=True)
     taken = take(folder)
-    with pytest.raises(MachineBusy):
-        goes_on(runtime, folder)
+    refused = goes_on(runtime, folder)
+    assert (refused.error, refused.cause) == (MachineBusy.__name__, Cause.REFUSED)
+    assert "a machine is written to this folder or goes on from it now" in refused.reason
     taken.release()
-    assert goes_on(runtime, folder).exit_code == 3
+    assert runtime.run(replace(runtime.request(), id="cccccccccccc", restore=str(folder))).exit_code == 3

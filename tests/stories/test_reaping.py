@@ -22,7 +22,7 @@ from belljar.host.processes import start_time
 from belljar.hypervisor import Traces
 from belljar.journal import read
 from belljar.machine import Settings
-from belljar.machine.checkpoints import take
+from belljar.machine.checkpoints import draft_in, take
 from belljar.machine.cleaning import put_away, reaper
 from belljar.machine.cleaning.put_away import retire
 from belljar.machine.cleaning.reaper import DRAFT, Undone, prune, traces_of
@@ -334,7 +334,7 @@ def test_a_checkpoint_that_was_never_finished_is_removed_unless_another_machine_
         life, folder = orphan(runtime, id), tmp_path / f"kept-{id}"
         checkpoints = take(folder)
         (folder / "1").mkdir()
-        draft = checkpoints.draft(lambda what, path: None)
+        draft = draft_in(folder, lambda what, path: None)
         with open(life.folder / "journal.jsonl", "a") as journal:
             journal.write(json.dumps({"event": "make", "what": "checkpoint", "path": str(draft)}) + "\n")
         if not has_other:

@@ -270,18 +270,13 @@ class Conversation:
 
     async def hold_still(self, process: Running) -> Standstill:
         """Have the guest leave everything as it is, so that it can be frozen: nothing of its payload's streams is on the way then.
-        Other calls than `go_on` may fail meanwhile. Raises GuestRefused, AgentLost; `go_on` is right then, too."""
+        Other calls than `go_on` may fail meanwhile. Raises GuestRefused, AgentLost; `go_on` has to follow then, too."""
         process.rest()
-        try:
-            await self._call(b"hold_still")
-            if self._heartbeat is not None:
-                self._heartbeat.cancel()
-            if process.is_over:
-                await self.go_on(process)
-                raise GuestRefused("the payload has ended")
-        except GuestError:
-            process.go_on()
-            raise
+        await self._call(b"hold_still")
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+        if process.is_over:
+            raise GuestRefused("the payload has ended")
         try:
             async with asyncio.timeout(self._settings.call_timeout):
                 return await process.standstill()
@@ -297,13 +292,8 @@ class Conversation:
     async def take_up(self, standstill: Standstill, streams: Streams) -> Running:
         """In a new conversation with a guest that was frozen: carry on with its payload, at the exact byte. stdin is there from its
         beginning. Raises GuestRefused, AgentLost."""
-        channel, number = self.open_channel(), standstill.number
-        self._number = max(self._number, number)
-        process = Running(number, channel, streams, standstill)
-        self.register(number, process)
-        channel.send(request(number, b"take_up"))
-        await process.started
-        return process
+        self._number = max(self._number, standstill.number)
+        return await self._begin(b"take_up", [], streams, standstill)
 
     async def connect(self, port: int, streams: Streams) -> Running:
         """Connect to a port of the guest's loopback: stdin goes there, what comes back is stdout. It ends when both directions
@@ -316,8 +306,10 @@ class Conversation:
         head = (b"0", b"", b"", letters, b"", order[0], b"", b"", b"%d" % 0o022, cwd or b"", *account_words(account))
         return await self._begin(b"start", [*head, b"0", *counted(order[1:]), b"0"], streams)
 
-    async def _begin(self, name: bytes, order: list[bytes], streams: Streams) -> Running:
-        channel, number = self.open_channel(), self.next_number()
+    async def _begin(
+        self, name: bytes, order: list[bytes], streams: Streams, taken_up: Standstill | None = None
+    ) -> Running:
+        channel, number = self.open_channel(), taken_up.number if taken_up else self.next_number()
         call = request(number, name, *order)
         if len(call) > wire.MAX_CALL:
             raise GuestRefused(
@@ -325,7 +317,7 @@ class Conversation:
                 hint="Give the payload its data in a file (`--in`) or on its standard input.",
             )
         channel.send(call)
-        process = Running(number, channel, streams)
+        process = Running(number, channel, streams, taken_up)
         self.register(number, process)
         await process.started
         return process

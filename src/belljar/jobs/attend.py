@@ -23,7 +23,7 @@ from belljar.host.processes import die_by
 from belljar.hypervisor import Template
 from belljar.jobs import Runtime
 from belljar.jobs.batch.notice import LATE, Notice
-from belljar.machine.orders import Ended, Order, Orders, Pause, Resize, Resume, Signal, Stop, unless_cancelled
+from belljar.machine.orders import Ended, Order, Orders, Pause, Resize, Resume, Signal, Stop, first, unless_cancelled
 from belljar.model import Outcome, Payload, Request, RunPayload, StdinKind
 from belljar.records import replace
 
@@ -96,9 +96,9 @@ def attend(
     """Keep the machine to its end, with this process's signals, and its own streams where no others are given. *stdin*
     replaces descriptor 0. *alone*: signals but TERM go to the payload's first process, not to its group. When TERM does
     not follow a *notice* in time, it is assumed. *tie*: a descriptor; when its other end is closed, the machine is
-    stopped. *claimed* is called once it is claimed. *checkpoints* hears the signals first, and minds the output."""
+    stopped. *claimed* is called once it is claimed. *checkpoints* hears the signals first."""
     payload = request.work.payload if isinstance(request.work, RunPayload) and streams is None else None
-    further = secrets_of(request)
+    further = (*secrets_of(request), *([checkpoints.output] if checkpoints else []))
 
     async def keep(loop: StoppableLoop) -> Outcome:
         try:
@@ -109,11 +109,8 @@ def attend(
                 ours = streams or (streams_of(payload) if payload else Streams(None, None, None))
                 if stdin is not None:
                     ours = replace(ours, stdin=BytesSource(stdin))
-                keep_it = partial(runtime.supervisor().keep, request, orders=orders, extras=further)
-                if checkpoints is None:
-                    return await keep_it(ours, claimed=claimed)
-                async with checkpoints.running(ours) as ours:
-                    return await keep_it(ours, claimed=partial(checkpoints.claimed, request.id))
+                keep_it = partial(runtime.supervisor().keep, request, ours, orders, further, claimed=claimed)
+                return await (keep_it() if checkpoints is None else first(keep_it(), checkpoints.mind()))
         finally:
             if notice is not None:  # a system that announces the end again is not to kill a job that has ended
                 signal.pthread_sigmask(signal.SIG_BLOCK, {notice[0]})

@@ -16,7 +16,7 @@ from belljar.errors import BadOption, BelljarError, HostError, ImageError, Image
 from belljar.hints import TYPE_CHECKING, Any, Unpack
 from belljar.host.caller import umask
 from belljar.host.descriptors import CLOSED
-from belljar.host.files import check_ours, private_folder, read_named
+from belljar.host.files import private_folder, read_named
 from belljar.hypervisor import guest_uuid
 from belljar.image import Image, is_container
 from belljar.jobs import Runtime, complain
@@ -50,19 +50,13 @@ def restored_request(folder: str, name: str) -> Request:
     """For the machine that goes on from the newest checkpoint in this folder. Raises BelljarError."""
     from belljar.machine.checkpoints import newest, peek
 
-    path, checkpoint, complaints = Path(os.path.abspath(folder)), None, list[str]()
-    with suppress(FileNotFoundError):
-        check_ours(path)
-        checkpoint, complaints = newest(path, peek)
+    path = Path(os.path.abspath(folder))
+    checkpoint, complaints = newest(path, peek)
     if checkpoint is None:
         problem = "; ".join((f"{path}: no checkpoint is there", *complaints))
         raise BelljarError(problem, hint="`belljar checkpoint ID DIR` writes one.")
-    before = checkpoint.manifest
-    left = None if before.request.timeout is None else max(before.request.timeout - before.ran, 1.0)
-    return replace(
-        before.request, id=os.urandom(6).hex(), name=name or before.request.name, created=time.time(), restore=str(path),
-        timeout=left,
-    )  # fmt: skip
+    before, id, now = checkpoint.request, os.urandom(6).hex(), time.time()
+    return checkpoint.asked(replace(before, id=id, name=name or before.name, created=now, restore=str(path)))
 
 
 def kind(number: int) -> StdinKind:

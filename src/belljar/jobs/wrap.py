@@ -56,7 +56,7 @@ def run(system: str, words: list[str], runtime: Runtime) -> int:
             from belljar.jobs.node import runner
 
             run_command = runner(runtime, system)
-            checkpoints = Checkpoints(rule, job, dialect, settings.batch, runtime.folders, run_command)
+            checkpoints = Checkpoints(rule, job, dialect, settings.batch, run_command)
         outcome = in_machine(here, job, image, runtime, checkpoints)
     except (errors.BelljarError, OSError) as exc:
         from belljar.machine.planning.refusal import put_on_record
@@ -278,7 +278,7 @@ def make_request(
         own=tuple(map(str, (settings.paths.run, settings.paths.scratch, settings.paths.store, settings.paths.logs))),
     )  # fmt: skip
     request = build(here, job, image, caller, settings.batch, time.time())
-    return replace(request, checkpointable=True, restore=checkpoints.restore) if checkpoints else request
+    return checkpoints.asked(request) if checkpoints else request
 
 
 def devices_of(here: Surroundings, system: batch.System, runtime: Runtime) -> tuple[str, ...]:

@@ -62,7 +62,7 @@ class Freeze:
     """Write the machine to *folder* as its next checkpoint; then end it with Cause.CHECKPOINTED (*stop*), or let it go on.
 
     `done` is settled when the checkpoint is whole: with its number, or with the BelljarError that says why there is none; the
-    machine then goes on as if nothing had been. It is cancelled where the machine ended before."""
+    machine then goes on as if nothing had been. Where the machine ends before it is never settled."""
 
     folder: Path
     done: asyncio.Future[int]
@@ -87,14 +87,6 @@ class Orders:
 
     async def next(self) -> Order:
         return await self._queue.get()
-
-    def close(self) -> None:
-        """The machine has ended: nobody is left waiting for an answer."""
-        for _ in range(self._queue.qsize()):
-            if isinstance(order := self._queue.get_nowait(), Freeze):
-                order.done.cancel()
-            else:
-                self._queue.put_nowait(order)
 
 
 class Ended(Exception):

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 from belljar.errors import BelljarError
 from belljar.guest import Streams
@@ -44,17 +43,8 @@ class Supervisor:
         not be claimed raises. *extras*: beside what is asked for; *claimed* is called when it has its folder and
         room."""
         services, rules = self.services, self.services.rules
-        checkpoints = None
-        if request.restore:
-            from belljar.machine.checkpoints.restoring import find, request_of
-
-            folder = Path(request.restore)
-            checkpoints = await in_thread(lambda: find(folder, services.images), undo=lambda found: found.release())
-            request = request_of(checkpoints.origin, request)
         life = claim(request, services.folders, services.point)
         runner = Runner(life, orders, services, self.keep, extras)
-        if checkpoints is not None:
-            runner.go_on_from(checkpoints)
         try:
             choose = partial(pinned, can_pin=services.hypervisor.can_pin)
             life.place(await reserve(request, services.folders, rules.host, choose))

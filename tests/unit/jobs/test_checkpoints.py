@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,19 +16,16 @@ from belljar.batch import Settings
 from belljar.batch.job.terms import Dialect, Ending, Job, Standing, Verdict
 from belljar.batch.job.verdict import judge
 from belljar.errors import CheckpointFailed, CommandFailed, HostError
-from belljar.guest import Standstill, Streams
 from belljar.jobs.batch.checkpoints import Checkpoints
-from belljar.jobs.batch.output import Output
-from belljar.journal import Record
-from belljar.machine import Folders
 from belljar.machine.orders import Freeze, Order, Pause, Signal, Stop
-from belljar.model import Cause, Outcome, OutcomeClass
+from belljar.model import Cause, MachineSpec, Outcome, OutcomeClass, OwnWork, Request
 
 TERM, USR1, USR2 = (Signal(number, alone=True) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
 JOB = Job("slurm", "4711_3", aliases=("4714",), started_before=1, grace=28.0, checkpoint="")
 OUTCOME = Outcome("0123456789ab", Cause.FINISHED, OutcomeClass.PAYLOAD, exit_code=0)
 GONE_ON = replace(OUTCOME, cause=Cause.CHECKPOINTED, klass=OutcomeClass.CANCELLED, exit_code=None)
 CANCELLED = replace(OUTCOME, cause=Cause.CANCELLED, klass=OutcomeClass.CANCELLED, exit_code=None, signal=15)
+REQUEST = Request(OUTCOME.id, MachineSpec("debian12", 1, 1 << 30), OwnWork())
 BACK, OWN = Ending(99), Ending(3)
 
 
@@ -80,28 +78,32 @@ class Machine:
         return self.given[-1]
 
 
-@pytest.fixture(autouse=True)
-def manifests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine here writes none."""
-    manifest = SimpleNamespace(manifest=SimpleNamespace(standstill=Standstill(1, stdout=7)))
-    monkeypatch.setattr("belljar.jobs.batch.checkpoints.peek", lambda folder: manifest)
-
-
 def checkpoints(
     folder: Path, rule: str, dialect: Dialect | None = None, job: Job = JOB, **settings: object
 ) -> Checkpoints:
     site = Settings(checkpoint="on-request", checkpoint_folder=str(folder), **settings)  # type: ignore[arg-type]
-    folders = Folders(*(folder / name for name in ("run", "scratch", "store", "logs")))
-    return Checkpoints(rule, job, dialect or Told(), site, folders, lambda argv: b"")
+    return Checkpoints(rule, job, dialect or Told(), site, lambda argv: b"")
 
 
 def folder_of(top: Path) -> Path:
     return top / str(os.geteuid()) / "slurm-4711_3-4714"
 
 
-async def freeze_after(order: Order, checks: Checkpoints, machine: Machine) -> Order:
+@asynccontextmanager
+async def minded(checks: Checkpoints, machine: Machine) -> AsyncIterator[Callable[[Order], None]]:
+    """While the machine is kept; gives what hears the orders of its system."""
     give = checks.before(machine.give)
-    async with checks.running(Streams(None, None, None)):
+    minding = asyncio.ensure_future(checks.mind())
+    try:
+        yield give
+    finally:
+        minding.cancel()
+        with suppress(asyncio.CancelledError):
+            await minding
+
+
+async def freeze_after(order: Order, checks: Checkpoints, machine: Machine) -> Order:
+    async with minded(checks, machine) as give:
         give(order)
         return await machine.next()
 
@@ -110,11 +112,11 @@ async def freeze_after(order: Order, checks: Checkpoints, machine: Machine) -> O
 
 
 def test_a_job_has_a_folder_of_its_own_and_goes_on_at_its_second_start(tmp_path: Path) -> None:
-    assert checkpoints(tmp_path, "on-limit").restore == str(folder_of(tmp_path) / "machine")
-    assert folder_of(tmp_path).stat().st_mode & 0o777 == 0o700
-    (folder_of(tmp_path) / "of-another-job").touch()
+    asked = checkpoints(tmp_path, "on-limit").asked(REQUEST)
+    assert asked == replace(REQUEST, checkpointable=True, restore=str(folder_of(tmp_path)))
+    (folder_of(tmp_path) / "of-another-job").mkdir(parents=True)
     first = checkpoints(tmp_path, "on-limit", job=replace(JOB, started_before=0))
-    assert first.restore == "" and os.listdir(folder_of(tmp_path)) == []
+    assert first.asked(REQUEST) == replace(REQUEST, checkpointable=True) and not folder_of(tmp_path).exists()
 
 
 def test_a_folder_that_is_not_on_this_node_is_named(tmp_path: Path) -> None:
@@ -122,28 +124,12 @@ def test_a_folder_that_is_not_on_this_node_is_named(tmp_path: Path) -> None:
         checkpoints(tmp_path / "missing", "on-limit")
 
 
-@pytest.mark.parametrize("number", [None, 3])
-async def test_its_output_goes_on_from_the_checkpoint_that_its_record_names(
-    number: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[tuple[int, int]] = []
-    monkeypatch.setattr(Output, "go_on", lambda self, number, at: told.append((number, at.stdout)))
-    checks = checkpoints(tmp_path, "on-limit")
-    folder = tmp_path / "run/machines" / OUTCOME.id
-    folder.mkdir(parents=True)
-    record = Record(folder)
-    record.tell("restored" if number else "spawned", folder=f"/elsewhere/{number}")
-    record.close()
-    checks.claimed(OUTCOME.id)
-    assert told == ([(number, 7)] if number else [])
-
-
 # -- warnings ------------------------------------------------------------------------------------------------------------
 
 
 async def test_the_term_of_a_preemption_becomes_a_checkpoint_within_the_grace(tmp_path: Path) -> None:
     order = await freeze_after(TERM, checkpoints(tmp_path, "on-preempt", Told(Standing.QUEUED)), Machine())
-    assert isinstance(order, Freeze) and order.stop and order.folder == folder_of(tmp_path) / "machine"
+    assert isinstance(order, Freeze) and order.stop and order.folder == folder_of(tmp_path)
     assert order.within is not None and 24 < order.within <= 25
 
 
@@ -185,31 +171,12 @@ async def test_where_no_checkpoint_can_be_made_only_usr1_reaches_no_program(
     monkeypatch.setattr("belljar.jobs.batch.checkpoints.complain", lambda message, hint: told.set_result(message))
     full = Machine(CheckpointFailed("no room: 900 MiB are needed, 10 MiB are free"))
     checks = checkpoints(tmp_path, "on-preempt", job=replace(JOB, notice=notice))
-    give = checks.before(full.give)
-    async with checks.running(Streams(None, None, None)):
+    async with minded(checks, full) as give:
         give(warning)
         async with asyncio.timeout(10):
             assert "not checkpointed: no room: 900 MiB are needed" in await told
+        await asyncio.sleep(0)
     assert full.given[1:] == ([warning] if is_passed else [])
-
-
-async def test_what_a_job_wrote_is_copied_even_where_its_machine_ends_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    noted: list[int] = []
-
-    async def note(self: Output, checkpoint: int) -> None:
-        await asyncio.sleep(0.01)
-        noted.append(checkpoint)
-
-    monkeypatch.setattr(Output, "note", note)
-    machine, checks = Machine(), checkpoints(tmp_path, "on-preempt")
-    give = checks.before(machine.give)
-    async with checks.running(Streams(None, None, None)):
-        give(USR1)
-        await machine.next()
-        await asyncio.sleep(0.001)
-    assert noted == [1]
 
 
 async def test_what_does_not_fit_into_the_grace_is_stopped_with_that_reason(
@@ -217,8 +184,7 @@ async def test_what_does_not_fit_into_the_grace_is_stopped_with_that_reason(
 ) -> None:
     monkeypatch.setattr("belljar.jobs.batch.checkpoints.SOON", -1.0)
     slow, checks = Machine(CheckpointFailed("not written within 25 s")), checkpoints(tmp_path, "on-preempt")
-    give = checks.before(slow.give)
-    async with checks.running(Streams(None, None, None)):
+    async with minded(checks, slow) as give:
         give(TERM)
         while not isinstance(order := await slow.next(), Stop):
             pass
@@ -230,8 +196,7 @@ async def test_before_its_limit_by_belljars_own_clock(tmp_path: Path) -> None:
     for wall, lead in ((0.2, 0.15), (0.02, 120.0)):  # a limit below the lead: at half of it
         machine = Machine()
         checks = checkpoints(tmp_path, "on-limit", job=replace(JOB, wall=wall), checkpoint_lead=lead)
-        checks.before(machine.give)
-        async with checks.running(Streams(None, None, None)):
+        async with minded(checks, machine):
             order = await machine.next()
         assert isinstance(order, Freeze) and order.stop
 
@@ -245,8 +210,7 @@ async def test_again_and_again_while_the_machine_goes_on(
             checkpoints(tmp_path / str(complaints), "every=2") if (tmp_path / str(complaints)).mkdir() is None else None
         )
         assert checks is not None
-        checks.before(machine.give)
-        async with checks.running(Streams(None, None, None)):
+        async with minded(checks, machine):
             for _ in range(3):
                 order = await machine.next()
                 assert isinstance(order, Freeze) and not order.stop
@@ -258,7 +222,7 @@ async def test_again_and_again_while_the_machine_goes_on(
 
 def made(tmp_path: Path, dialect: Dialect, rule: str = "on-preempt") -> Checkpoints:
     checks = checkpoints(tmp_path, rule, dialect)
-    (folder_of(tmp_path) / "machine/1").mkdir(parents=True)
+    (folder_of(tmp_path) / "1").mkdir(parents=True)
     return checks
 
 

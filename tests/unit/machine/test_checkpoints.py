@@ -14,7 +14,7 @@ from belljar.host import commands
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, ExtraDisk, Frame
 from belljar.jobs.starting import restored_request
 from belljar.machine import checkpoints
-from belljar.machine.checkpoints import FORMAT, Manifest, content, numbers, part, take
+from belljar.machine.checkpoints import FORMAT, Checkpoint, content, draft_in, numbers, take
 from belljar.model import MIB, Account, Context, MachineSpec, Payload, Request, RunPayload
 from belljar.records import replace
 
@@ -26,9 +26,9 @@ SPEC = DomainSpec(
     disks=(ExtraDisk("scratch", Path("/run/scratch"), "raw", readonly=False),), seed=Path("/run/seed"),
     frame=Frame(1, 64 * MIB, MIB, 4, 1 << 30),
 )  # fmt: skip
-MANIFEST = Manifest(
-    FORMAT, "1", 1.0, {"QEMU": "7.2"}, Context.RAMDISK, SPEC, REQUEST, Identity("host", "a" * 32, "b" * 32, b""),
-    Standstill(3, 1, 2, 3), 0, 5.0, "cat", {},
+CHECKPOINT = Checkpoint(
+    Path(), FORMAT, "1", {"QEMU": "7.2"}, Context.RAMDISK, SPEC, REQUEST, Identity("host", "a" * 32, "b" * 32, b""),
+    Standstill(3, 1, 2, 3), 0, "cat", {},
 )  # fmt: skip
 
 
@@ -41,11 +41,10 @@ def write(folder: Path, content: bytes = b"memory") -> int:
     """One more checkpoint."""
     taken = take(folder)
     try:
-        draft = taken.draft(lambda what, path: None)
+        draft = draft_in(folder, lambda what, path: None)
         (draft / "memory").write_bytes(content)
-        os.chmod(draft / "memory", 0o600)
-        checkpoints.write_manifest(draft, replace(MANIFEST, files={"memory": part(draft / "memory")}))
-        return taken.publish(draft)
+        checkpoint = replace(CHECKPOINT, folder=draft, files=checkpoints.seal(draft))
+        return checkpoints.publish(checkpoint, lambda point: None)
     finally:
         taken.release()
 
@@ -58,9 +57,10 @@ def newest(folder: Path) -> tuple[str, list[str]]:
 
 def test_what_was_written_is_read(folder: Path) -> None:
     write(folder)
-    checkpoint = checkpoints.read(folder / "1")
-    assert replace(checkpoint.manifest, files={}) == MANIFEST
-    assert checkpoint.identity.entropy != checkpoint.identity.entropy != b""
+    checkpoint, again = checkpoints.read(folder / "1"), checkpoints.read(folder / "1")
+    identity = replace(checkpoint.identity, entropy=b"")
+    assert replace(checkpoint, folder=Path(), files={}, identity=identity) == CHECKPOINT
+    assert checkpoint.folder == folder / "1" and checkpoint.identity.entropy != again.identity.entropy != b""
 
 
 def test_the_last_two_are_kept_for_their_owner_alone(folder: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_changed_byte_and_a_missing_file_are_damage_too(folder: Path) -> None:
 
 def test_what_was_never_finished_is_removed_by_who_comes_next(folder: Path) -> None:
     taken = take(folder)
-    (taken.draft(lambda what, path: None) / "memory").write_bytes(b"half")
+    (draft_in(folder, lambda what, path: None) / "memory").write_bytes(b"half")
     taken.release()
     assert newest(folder) == ("", []) and os.listdir(folder) == ["lock"]
 
@@ -120,20 +120,20 @@ def test_another_form_is_no_damage(folder: Path) -> None:
     write(folder)
     manifest = json.loads((folder / "2" / "manifest.json").read_text())
     (folder / "2" / "manifest.json").write_text(json.dumps({**manifest, "format": 9, "belljar": "7"}))
-    with pytest.raises(errors.CheckpointUnfit, match="written in form 9 by belljar 7, this one reads form 2"):
+    with pytest.raises(errors.CheckpointUnfit, match="written in form 9 by belljar 7, this one reads form 3"):
         newest(folder)
 
 
-def test_files_that_others_may_write_or_own_are_not_followed(folder: Path) -> None:
+def test_folders_that_others_may_write_or_own_are_not_followed(folder: Path) -> None:
     write(folder)
-    for path in (folder / "1" / "memory", folder / "1" / "manifest.json", folder / "1", folder):
+    for path in (folder / "1", folder):
         mode = path.stat().st_mode
         os.chmod(path, mode | 0o022)
         with pytest.raises(errors.UnsafeFolder):
             newest(folder)
         os.chmod(path, mode)
     if os.geteuid() == 0:
-        os.chown(folder / "1" / "memory", 1234, 1234)
+        os.chown(folder / "1", 1234, 1234)
         with pytest.raises(errors.UnsafeFolder):
             newest(folder)
 
@@ -181,7 +181,7 @@ async def test_what_lies_between_a_disk_and_its_image_is_written_too(tmp_path: P
 async def test_the_copy_of_a_file_that_is_only_read_can_be_written_by_its_owner(tmp_path: Path) -> None:
     below = layer(tmp_path / "below")
     below.chmod(0o444)
-    await content._copy(below, tmp_path / "copy")
+    await content.copy(below, tmp_path / "copy")
     assert (tmp_path / "copy").stat().st_mode & 0o777 == 0o600
 
 

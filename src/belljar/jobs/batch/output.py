@@ -9,104 +9,74 @@ from __future__ import annotations
 import json
 import os
 import stat
-from contextlib import suppress
 from pathlib import Path
+from shutil import copyfileobj
 
-from belljar.guest import Standstill, Streams
-from belljar.guest.stdio import FdSink
-from belljar.hints import Any
-from belljar.host.files import private, read_json, write_all, write_whole
+from belljar.host.files import private, read_json
 from belljar.host.threads import in_thread
 from belljar.jobs import complain
-from belljar.records import replace
+from belljar.machine.checkpoints import Checkpoint
+from belljar.machine.extras import Equipment, Extra
+from belljar.machine.life.life import Lifecycle
+from belljar.model import RunPayload, StdinKind
 
 DESCRIPTORS = {"stdout": 1, "stderr": 2}
-RECORD = "output.json"  # by checkpoint and stream
-CHUNK = 1 << 20
+RECORD = "output.json"  # in a checkpoint: how large each file was
 REMEDY = "Have the batch system append to it (Slurm: --open-mode=append)."
 
 
-class OwnFile(FdSink):
-    """A descriptor of this process that is a file, and the copy of what is in it."""
+class Output(Extra):
+    """Standard output and error of this process, where they are files to which its payload writes."""
 
-    def __init__(self, number: int, copy: Path) -> None:
-        super().__init__(number)
-        self._number, self._copy = number, copy
-        self._position = 0  # bytes that the job has written to this stream, at all of its starts
-        self._more = os.fstat(number).st_size  # bytes in the file beyond those
-        self._is_ours = self._more == 0  # nobody else has written to it
+    def __init__(self) -> None:
+        self._files: dict[str, int] = {}
 
-    def go_on(self, position: int, more: int, is_ours: bool) -> None:
-        """Make it what it was at a checkpoint. Raises OSError."""
-        wanted, size = position + more, os.fstat(self._number).st_size
-        self._position, self._is_ours = position, is_ours
-        if size > wanted and is_ours:
-            os.ftruncate(self._number, wanted)
-        with open(self._copy, "rb", buffering=0) as copy:
-            copy.seek(size)
-            while data := copy.read(max(min(CHUNK, wanted - copy.tell()), 0)):
-                write_all(self._number, data)
-        os.truncate(self._copy, min(wanted, os.stat(self._copy).st_size))
-        self._more = os.fstat(self._number).st_size - position
-        if self._more < more:
-            complain(f"{more - self._more} bytes of the job's earlier output are lost", REMEDY)
-
-    async def keep(self) -> tuple[int, bool]:
-        """Copy what is new. What `go_on` is to be told of a checkpoint that was made. Raises OSError."""
-        await in_thread(self._copy_on)
-        return self._more, self._is_ours
-
-    def _copy_on(self) -> None:
-        more = os.fstat(self._number).st_size - self._position
-        self._is_ours, self._more = self._is_ours and more == self._more, more
-        with (
-            open(f"/proc/self/fd/{self._number}", "rb", buffering=0) as file,
-            open(self._copy, "ab", buffering=0, opener=private) as copy,
-        ):
-            file.seek(copy.tell())
-            while data := file.read(CHUNK):
-                write_all(copy.fileno(), data)
-            os.fsync(copy.fileno())
-
-    def _write(self, data: bytes) -> None:
-        super()._write(data)
-        self._position += len(data)
-
-
-class Output:
-    """Standard output and error of the job with this folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._files: dict[str, OwnFile] = {}
-
-    def streams(self, streams: Streams) -> Streams:
-        """The streams of this start."""
+    async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
+        """Make them what they were at the checkpoint that the machine goes on from."""
+        work = life.request.work
+        assert isinstance(work, RunPayload)  # no other can be frozen
         for name, number in DESCRIPTORS.items():
-            if getattr(streams, name) is not None and stat.S_ISREG(os.fstat(number).st_mode):
-                self._files[name] = OwnFile(number, self._folder / name)
-        stdout, stderr = (self._files.get(name, getattr(streams, name)) for name in DESCRIPTORS)
-        return replace(streams, stdout=stdout, stderr=stderr)
+            if getattr(work.payload, name) is StdinKind.STREAM and stat.S_ISREG(os.fstat(number).st_mode):
+                self._files[name] = number
+        if (origin := life.checkpoint) is not None:
+            await in_thread(lambda: self._go_on_from(origin))
+        return there
 
-    def go_on(self, checkpoint: int, at: Standstill) -> None:
-        """This start goes on from that checkpoint."""
-        before = self._record().get(str(checkpoint), {})
-        for name in self._files.keys() & before.keys():
-            try:
-                self._files[name].go_on(getattr(at, name), *before[name])
-            except OSError as exc:
-                complain(f"the job's earlier {name} cannot be put back: {exc}", REMEDY)
+    async def freeze(self, draft: Path) -> None:
+        """Copy what is new. Raises OSError."""
+        await in_thread(lambda: self._keep(draft))
 
-    async def note(self, checkpoint: int) -> None:
-        """This checkpoint was made."""
+    def _keep(self, draft: Path) -> None:
+        sizes = {}
+        for name, number in self._files.items():
+            with (
+                open(f"/proc/self/fd/{number}", "rb") as file,
+                open(draft.parent / name, "ab", opener=private) as copy,
+            ):
+                file.seek(copy.tell())
+                copyfileobj(file, copy)
+                copy.flush()
+                os.fsync(copy.fileno())
+                sizes[name] = copy.tell()
+        (draft / RECORD).write_text(json.dumps(sizes))
+
+    def _go_on_from(self, origin: Checkpoint) -> None:
         try:
-            states = {name: await file.keep() for name, file in self._files.items()}
-            record = json.dumps({**self._record(), str(checkpoint): states})
-            write_whole(self._folder / RECORD, record.encode(), durable=True)
+            for name, wanted in read_json(origin.folder / RECORD).items():
+                if name in self._files:
+                    is_ours = wanted == getattr(origin.standstill, name)  # nobody else has written to it
+                    put_back(self._files[name], wanted, origin.folder.parent / name, is_ours=is_ours)
         except OSError as exc:
-            complain(f"no copy of the job's output: {exc}", REMEDY)
+            complain(f"the job's earlier output cannot be put back: {exc}", REMEDY)
 
-    def _record(self) -> dict[str, Any]:
-        with suppress(OSError, ValueError):
-            return read_json(self._folder / RECORD)
-        return {}
+
+def put_back(number: int, wanted: int, copy: Path, *, is_ours: bool) -> None:
+    """The file has at least the bytes that were wanted, out of its copy where they are missing. Raises OSError."""
+    if (size := os.fstat(number).st_size) > wanted and is_ours:
+        os.ftruncate(number, wanted)
+    os.truncate(copy, min(wanted, os.stat(copy).st_size))
+    with open(copy, "rb") as kept, open(number, "ab", closefd=False) as file:
+        kept.seek(size)
+        copyfileobj(kept, file)
+    if (lost := wanted - os.fstat(number).st_size) > 0:
+        complain(f"{lost} bytes of the job's earlier output are lost", REMEDY)

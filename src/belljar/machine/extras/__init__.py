@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 
 from belljar.guest import Guest
 from belljar.hints import TYPE_CHECKING
@@ -46,6 +47,9 @@ class Extra:
     async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
         """Make it, before the machine is started; returns what is *there* with it."""
         return there
+
+    async def freeze(self, draft: Path) -> None:
+        """The machine stands still to become this checkpoint: put what goes on with it there."""
 
     async def furnish(self, guest: Guest, payload: Payload, devices: Mapping[str, str]) -> None:
         """Put it where the payload looks for it. *devices*: of the machine's disks in the guest, by their names."""

@@ -127,9 +127,6 @@ class Commands:
                 order.done.set_exception(error)
                 order.done.exception()  # it is not a mistake when nobody waits any more
             return
-        except BaseException:  # re-raised: whoever waits learns that there will be no answer
-            order.done.cancel()
-            raise
         if not order.done.done():
             order.done.set_result(number)
         if order.stop:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from belljar.errors import BelljarError, HostError, IdentityRefused, about, in_words
 from belljar.guest import ExitStatus, Identity
-from belljar.hints import Any
+from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.files import PRIVATE_FILE
 from belljar.host.locks import Lock
 from belljar.host.room import Placement
@@ -21,6 +21,9 @@ from belljar.machine.orders import Ended
 from belljar.machine.states import CLASSES, check_move, class_of_error
 from belljar.model import Cause, Outcome, OutcomeClass, Request, State
 from belljar.records import replace
+
+if TYPE_CHECKING:
+    from belljar.machine.checkpoints import Checkpoint
 
 HINTS = {  # for a payload that could not be started; the reason says what was wrong
     "not-found": "Name a program the guest has; a script of yours is copied in when it stands without `--` before it.",
@@ -46,6 +49,7 @@ class Lifecycle:
         self.time_began = 0.0  # when its work's time began to count, seconds since the epoch
         self.is_begun = self.is_settled = False
         self.identity: Identity | None = None  # its guest's, once that has proved it
+        self.checkpoint: Checkpoint | None = None  # what it goes on from
         self.files: list[Path] = []  # of this machine alone, outside its folder
         started, reason = time.time(), "it has not ended"
         self.outcome = Outcome.of(request, Cause.NODE_FAULT, OutcomeClass.NODE, reason=reason, started=started)

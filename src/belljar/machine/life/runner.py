@@ -6,10 +6,12 @@ import asyncio
 import os
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 from belljar import errors
 from belljar.guest import Streams
 from belljar.hints import TYPE_CHECKING, Any, TypeVar
+from belljar.host.locks import Lock
 from belljar.host.processes import start_time
 from belljar.host.threads import in_thread
 from belljar.hypervisor import Domain
@@ -34,7 +36,7 @@ from belljar.machine.services import Keep, Services
 from belljar.model import NetworkMode, Request, RunPayload, State, Usage
 
 if TYPE_CHECKING:
-    from belljar.machine.checkpoints import Checkpoint, Checkpoints
+    from belljar.machine.checkpoints import Checkpoint
 
 T = TypeVar("T")
 NOT_ENDED = "its hypervisor's process may live"
@@ -65,18 +67,6 @@ class Runner:
         self._tasks: list[asyncio.Task[None]] = []
         self._quit_status: int | None = None  # of the last domain, as waitpid tells it
 
-    def go_on_from(self, checkpoints: Checkpoints) -> None:
-        """It is claimed: the folder of checkpoints is its own from now on."""
-        life, checkpoint = self.life, checkpoints.origin
-        self.running.checkpoint, self.running.checkpoints[checkpoints.path] = checkpoint, checkpoints
-        for complaint in checkpoints.complaints:
-            life.tell_trouble(complaint)
-        if checkpoint is not None:
-            life.note(restarts=checkpoint.manifest.restarts + 1)
-            life.record.tell("restored", folder=str(checkpoint.folder))
-        elif checkpoints.complaints:
-            life.tell_trouble(f"no checkpoint in {checkpoints.path} is whole: the command began anew")
-
     async def publish(self) -> None:
         """Have what it may lose to others: the fork that it is cloned from, and the ports that were asked for. Raises BadOption, NoSpace,
         TemplateError."""
@@ -98,9 +88,11 @@ class Runner:
         life = self.life
         with life.phase("prepare"):
             life.enter(State.PREPARING)
+            if life.request.restore:
+                await self._find_checkpoint()
             image = checked_image(life.request, self.services)
             life.note(image_digest=image.digest, image_manifest=str(image.facts.get("manifest", "")))
-            for extra in (*self._further, *extras_of(life.request, image, self.services, self.running.checkpoint)):
+            for extra in (*self._further, *extras_of(life.request, image, self.services, life.checkpoint)):
                 self._held.enter_context(life.trying("what it had beside its disk was not released"))
                 self._held.callback(extra.release)
                 self.running.extras.append(extra)
@@ -117,6 +109,23 @@ class Runner:
                 if not self._workload.may_power_off:
                     raise
                 conclude(life)
+
+    async def _find_checkpoint(self) -> None:
+        """Where it goes on from; the folder is its own from now on. Raises MachineBusy, CheckpointUnfit, UnsafeFolder, HostError."""
+        from belljar.machine.checkpoints import newest, read, take
+
+        life, folder = self.life, Path(self.life.request.restore)
+        self.running.checkpoints[folder] = await in_thread(lambda: take(folder), undo=Lock.release)
+        checkpoint, complaints = await in_thread(lambda: newest(folder, read))
+        if checkpoint is not None:
+            checkpoint.check_image(self.services.images)
+            life.note(restarts=checkpoint.restarts + 1)
+            life.record.tell("restored", folder=str(checkpoint.folder))
+            life.checkpoint = self.running.checkpoint = checkpoint
+        elif complaints:
+            complaints.append(f"no checkpoint in {folder} is whole: the command began anew")
+        for complaint in complaints:
+            life.tell_trouble(complaint)
 
     async def _has_rebooted(self, streams: Streams) -> bool:
         """Carry its work out, from a guest that was booted to the end, or to a reboot that it may make."""
@@ -136,8 +145,7 @@ class Runner:
         """Bring up a domain whose guest proved its identity: a clone where one can be made, booted cold otherwise."""
         life = self.life
         with life.phase("prepare"):
-            checkpoint = self.running.checkpoint
-            plan = await (planner.restored(checkpoint) if checkpoint else planner.plan())
+            plan = await (planner.restored(life.checkpoint) if life.checkpoint else planner.plan())
         life.point("after-overlay")
         try:
             await self._boot(plan)
@@ -197,7 +205,9 @@ class Runner:
         if plan.checkpoint is None:
             self.running.domain = domain = await hypervisor.launch(plan.spec, plan.template)
         else:
-            memory = self._held.enter_context(plan.checkpoint.memory())
+            from belljar.machine.checkpoints.content import reading
+
+            memory = self._held.enter_context(reading(plan.checkpoint))
             self.running.domain = domain = hypervisor.cloning.restore(plan.spec, memory)
         life.point("after-spawn")
         life.record.write("spawned", pid=domain.pid, started=start_time(domain.pid), argv=domain.argv)
@@ -238,7 +248,6 @@ class Runner:
     async def leave(self) -> None:
         """Domain, socket, files, outcome, lock, in this order. Each step is tried whatever became of the one before."""
         life = self.life
-        self._orders.close()
         with life.phase("stop"):
             if self.running.domain is not None:
                 life.leave_towards(State.STOPPING)
@@ -254,8 +263,8 @@ class Runner:
                     traces = traces_of(read(life.folder))
                     await in_thread(lambda: self.services.hypervisor.discard(life.request.id, traces))
             self._held.close()
-            for checkpoints in self.running.checkpoints.values():
-                checkpoints.release()
+            for lock in self.running.checkpoints.values():
+                lock.release()
             with life.trying("a published port was not closed"):
                 await self._commands.close_ports()
             with life.trying("its control socket was not closed"):
@@ -314,9 +323,9 @@ def extras_of(
         yield Devices(machine.devices, rules)
     has_transfers = payload is not None and bool(payload.inputs or payload.outputs)
     if checkpoint is not None:
-        from belljar.machine.checkpoints.restoring import RestoredDisks
+        from belljar.machine.checkpoints.content import RestoredDisks
 
-        yield RestoredDisks(checkpoint, machine.disk or image.virtual_size)
+        yield RestoredDisks(machine.disk or image.virtual_size)
     elif image.is_disc or machine.scratch is not None or has_transfers:
         from belljar.machine.extras import disks
 

@@ -11,6 +11,7 @@ from belljar import errors
 from belljar.guest import BytesSink, ExitStatus, Guest, Process, Streams
 from belljar.hints import TYPE_CHECKING, NoReturn
 from belljar.host.files import private
+from belljar.host.locks import Lock
 from belljar.hypervisor import Domain, DomainSpec, EventKind
 from belljar.machine import COLLECTED, JOBOUTPUTS
 from belljar.machine.cleaning.put_away import MESSAGE, message
@@ -24,7 +25,7 @@ from belljar.machine.states import CLASSES
 from belljar.model import Cause, Payload, PlainFile, RunPayload, StdinKind
 
 if TYPE_CHECKING:
-    from belljar.machine.checkpoints import Checkpoint, Checkpoints
+    from belljar.machine.checkpoints import Checkpoint
     from belljar.machine.planning.boot_plan import Plan
 
 LONGEST_COLLECTING = 30.0  # seconds for all of it
@@ -42,7 +43,7 @@ class Running:
         self.forks = 0  # how many there were
         self.plan: Plan | None = None  # how it was started
         self.checkpoint: Checkpoint | None = None  # what it goes on from
-        self.checkpoints: dict[Path, Checkpoints] = {}  # folders that are its own, to its end
+        self.checkpoints: dict[Path, Lock] = {}  # folders that are its own, to its end
         self.clear()
 
     async def furnish(self, guest: Guest, payload: Payload) -> None:
@@ -158,14 +159,14 @@ class PayloadWorkload(Workload):
         return status
 
     async def _begin(self, guest: Guest, payload: Payload, streams: Streams) -> Process:
-        checkpoint = self._running.checkpoint
+        checkpoint = self._life.checkpoint
         if checkpoint is None:
             return await guest.start(payload, streams)
         # What nobody takes must not stop it.
         stdout = (streams.stdout or BytesSink(0)) if payload.stdout is StdinKind.STREAM else None
         stderr = (streams.stderr or BytesSink(0)) if payload.stderr is StdinKind.STREAM else None
         stdin = streams.stdin if payload.stdin is StdinKind.STREAM else None
-        process = await guest.take_up(checkpoint.manifest.standstill, Streams(stdin, stdout, stderr))
+        process = await guest.take_up(checkpoint.standstill, Streams(stdin, stdout, stderr))
         await guest.place(self._features(), payload.account)
         return process
 

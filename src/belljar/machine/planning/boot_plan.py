@@ -92,19 +92,20 @@ class Planner:
 
     async def restored(self, checkpoint: Checkpoint) -> Plan:
         """As it was when it was frozen. Raises CheckpointUnfit, NoSpace, CommandFailed."""
-        from belljar.machine.checkpoints import restoring
+        from belljar.machine.checkpoints import content
 
-        had, image = checkpoint.manifest.spec, self._image
-        context = GuestContext(
-            Chosen(checkpoint.manifest.context, "as its checkpoint"), BootFiles(None, None, "", ""), image
-        )
-        kernel = image.kernel if had.boot.kernel else None
-        boot = Boot(kernel, firmware=had.boot.firmware, is_disc=had.boot.is_disc)
-        spec, link = self._domain(boot, had.accelerator, has_seed=had.seed is not None)
-        spec = restoring.as_it_was(checkpoint, spec)
-        await in_thread(lambda: restoring.check(checkpoint, spec, self._services.hypervisor))
+        had, image, hypervisor = checkpoint.spec, self._image, self._services.hypervisor
+        context = GuestContext(Chosen(checkpoint.context, "as its checkpoint"), BootFiles(None, None, "", ""), image)
+        boot = replace(had.boot, kernel=image.kernel if had.boot.kernel else None, initrd=None)
+        accelerator, _ = await in_thread(lambda: hypervisor.accelerator(boot))
+        spec, link = self._domain(boot, accelerator, has_seed=had.seed is not None)
+        spec = replace(
+            spec, cpus=had.cpus, memory=had.memory, disk_size=had.disk_size, frame=had.frame, layout=None,
+            nic=replace(spec.nic, mac=checkpoint.identity.mac) if spec.nic else None,
+        )  # fmt: skip
+        await in_thread(lambda: checkpoint.check(spec, hypervisor))
         self._intend(spec)
-        await restoring.place(checkpoint, spec, image.disk.resolve())
+        await content.place(checkpoint, spec, image.disk.resolve())
         return Plan(spec, link, context, checkpoint=checkpoint)
 
     async def again(self) -> Plan:
