@@ -111,9 +111,8 @@ def channel(args: argparse.Namespace, folder: Path, figures: dict[str, Any], gat
             place.mkdir()
             rounds.append(asyncio.run(a_lease(place, count)))
         found[count] = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
-        found[count]["KiB a pilot"] = max(
-            one["KiB a pilot"] for one in rounds
-        )  # later ones use what the first has left
+        # Later ones use what the first has left.
+        found[count]["KiB a pilot"] = max(one["KiB a pilot"] for one in rounds)
     progress("")
     rank(0)
     names = list(next(iter(found.values())))

@@ -214,9 +214,8 @@ def test_a_locked_file_is_said_to_be_and_nothing_is_lost(tmp_path: Path, monkeyp
 def test_a_full_disk_is_said_to_be_and_what_was_written_stays(tmp_path: Path) -> None:
     store = open_store("", tmp_path)
     store.write(lambda book: book.save(None, new(), 0.0))
-    store.write(
-        lambda book: book._execute("PRAGMA max_page_count = 60", ())
-    )  # SQLite's own word for a disk of so many pages
+    # SQLite's own word for a disk of so many pages.
+    store.write(lambda book: book._execute("PRAGMA max_page_count = 60", ()))
     with pytest.raises(NoSpace, match="full"):
         store.write(lambda book: book.put(Tag("i-1", "k", "v" * 1_000_000, "ada")))
     assert store.read(lambda book: (book.get(Lease, "r-1") is not None, book.find(Tag))) == (True, [])

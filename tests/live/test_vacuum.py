@@ -168,9 +168,8 @@ class Space:
 
     def log(self, name: str) -> list[dict[str, Any]]:
         lines = (self.folder / f"{name}.log").read_text().splitlines()
-        return [
-            json.loads(line) for line in lines if line.startswith("{")
-        ]  # what keepers say of downloads is there, too
+        # What keepers say of downloads is there, too.
+        return [json.loads(line) for line in lines if line.startswith("{")]
 
     def machines(self) -> dict[str, str]:
         """Living ones, with their types."""

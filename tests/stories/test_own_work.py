@@ -293,9 +293,8 @@ def test_a_file_that_appears_in_the_guest_shows_that_it_is_ready(runtime: Runtim
 
     runtime.at["after-agent"] = lambda: asyncio.get_running_loop().call_later(300.0, appears) and None
     outcome = runtime.run(own_work(runtime, machine={}, work=work), (500.0, Stop()))
-    assert (
-        outcome.cause is Cause.CANCELLED and outcome.phases["ready"] + 301 >= 300
-    )  # in leaping time the phase is short
+    # In leaping time the phase is short.
+    assert outcome.cause is Cause.CANCELLED and outcome.phases["ready"] + 301 >= 300
     (ready,) = [event for event in runtime.journal() if event["event"] == "ready"]
     assert (ready["sign"], ready["of"]) == ("file", "/run/ready")
 

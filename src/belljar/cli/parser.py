@@ -39,9 +39,8 @@ from belljar.jobs import plain
 from belljar.records import dataclass, field
 
 Args = argparse.Namespace
-Act = Callable[
-    [Args, Any], int | None
-]  # returns the exit code, or nothing for 0; raises what goes wrong as BelljarError
+# Returns the exit code, or nothing for 0; raises what goes wrong as BelljarError.
+Act = Callable[[Args, Any], int | None]
 WIDTH = 110  # of help texts; a narrower terminal wraps them
 
 

@@ -148,9 +148,8 @@ def inspect(
     *sites, own = _usual_files(uid, environ, etc or ETC)
     usual = [*(File(path, is_users=False) for path in sites), File(own, is_users=uid != 0)]
     files = [file for file in usual if os.path.lexists(file.path)]
-    if (
-        config_file is not None
-    ):  # where root alone can write, it is read without any link that a user could turn meanwhile
+    # Where root alone can write, it is read without any link that a user could turn meanwhile.
+    if config_file is not None:
         real = Path(os.path.realpath(config_file))
         is_users = uid != 0 and not only_root_writes(real)
         files.append(File(config_file if uid == 0 or is_users else real, is_users))

@@ -180,9 +180,8 @@ class Outcomes:
     ) -> None:  # fmt: skip
         self.places, self._users, self._since = dict(places), users, since
         self.positions = dict(positions)  # plain JSON, to be kept together with what was made of the rows
-        self._begin = time.strftime(
-            "%Y-%m:0", time.gmtime(max(since - DAY, 0.0))
-        )  # the clock may have been set back a little
+        # The clock may have been set back a little.
+        self._begin = time.strftime("%Y-%m:0", time.gmtime(max(since - DAY, 0.0)))
         self.unreadable = 0  # rows that were left out
         self.troubles = dict[str, str]()  # ledgers of users that could not be read, and why
 

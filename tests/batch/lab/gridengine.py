@@ -252,9 +252,8 @@ class GridEngine:
         self.config("-as", HOST)
         names = "load_scaling complex_values user_lists xuser_lists projects xprojects usage_scaling report_variables"
         self._add("-Ae", f"hostname {HOST}\n" + "".join(f"{name} NONE\n" for name in names.split()))
-        first = (
-            20000 + os.getpid() % 400 * 100
-        )  # of this lab alone: Grid Engine kills whatever carries a job's group id
+        # Of this lab alone: Grid Engine kills whatever carries a job's group id.
+        first = 20000 + os.getpid() % 400 * 100
         self.change("conf", {**GLOBAL, "gid_range": f"{first}-{first + 99}"})
         self.change("sconf", SCHEDULER)
         self._add("-Ahgrp", f"group_name @allhosts\nhostlist {HOST}\n")

@@ -269,9 +269,8 @@ class Watch:
             charged = max(0, ceil(one["ran_until"] - one["ran_from"]))
             ran = moments.get("terminated", max(report["mono"] for report in said)) - moments["running"]
             last = max(report["seq"] for report in said if report["instance"] == id)
-            is_told = (
-                last <= records["slots"].get(one["slot"], {"seq": last})["seq"]
-            )  # else its pilot was killed before
+            # Else its pilot was killed before.
+            is_told = last <= records["slots"].get(one["slot"], {"seq": last})["seq"]
             is_whole = "terminated" in moments and is_told and one["cause"] != "Server.NodeLost"
             is_more = "terminated" in moments and charged > ran + 1
             if charged < 0 or is_more or (is_whole and abs(charged - ran) > 1):

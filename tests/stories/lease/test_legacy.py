@@ -153,9 +153,8 @@ async def test_what_no_old_pilot_of_ours_sends_is_refused(tmp_path: Path) -> Non
         ):  # fmt: skip
             assert await old.sent(*words) == 406, words
         assert await old.sent(id, "n1", "reserved", 0, stamp(3600)) == 406  # its clock is an hour off
-        assert (
-            await old.sent(id, "n1", "unreserving", 1, r"\'PILOT ERROR no such slot ]eol[ \'") == 200
-        )  # told, and nothing more
+        # Told, and nothing more.
+        assert await old.sent(id, "n1", "unreserving", 1, r"\'PILOT ERROR no such slot ]eol[ \'") == 200
         await house.until_state(id, LeaseState.QUEUED)
 
 

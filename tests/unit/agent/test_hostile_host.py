@@ -197,9 +197,8 @@ def test_a_host_that_asks_and_never_listens_costs_the_agent_no_memory(channel: s
                 asked += 5000 * (HEADER.size + 13)
     finally:
         channel.settimeout(20)
-    while select.select([channel], [channel], [], 20)[
-        0
-    ]:  # listen again, until there is room to speak and no more to hear
+    # Listen again, until there is room to speak and no more to hear.
+    while select.select([channel], [channel], [], 20)[0]:
         channel.recv(1 << 20)
     assert asked < 64 << 20
     assert Host(channel).parser.greeted

@@ -58,7 +58,6 @@ async def test_a_prolog_does_not_end_before_the_nodes_daemon_knows_that_its_job_
         assert asked == [False, True, True, True, True]
         asked.clear()
         answers = iter((Answer.NOT_YET, Answer.TAKEN, Answer.TAKEN))
-        await asyncio.to_thread(
-            tell, tmp_path, "7", 5.0, lambda: Revoked.NO
-        )  # the batch system knows, and tells it to end the job
+        # The batch system knows, and tells it to end the job.
+        await asyncio.to_thread(tell, tmp_path, "7", 5.0, lambda: Revoked.NO)
         assert asked == [False, False, True]

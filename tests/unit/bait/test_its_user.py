@@ -74,9 +74,8 @@ class Used(World):
     def has_its_verdict(self) -> None:
         assert (self.nodes, self.machines, self.journal) == ({}, set(), {})
         assert self.completed <= 1
-        if (
-            self.job.state is not JobState.ENDED
-        ):  # its user holds it, or it is the batch system's again: not on a node of ours
+        # Its user holds it, or it is the batch system's again: not on a node of ours.
+        if self.job.state is not JobState.ENDED:
             assert self.job.queue in (HOME, OTHER) and not set(self.job.on) - {"elsewhere", "bait1"}
 
 

@@ -404,9 +404,8 @@ def test_sizes_that_no_node_gives_are_refused(hooks: Hooks, store: Path, asked: 
     asked = {"select": asked["select"] + ":vm_image=el9"} if "select" in asked else {**asked, "vm_image": "el9"}
     with pytest.raises(Refused, match=sentence):
         submit(hooks, **asked)
-    submit(
-        hooks, **{name: value for name, value in asked.items() if name in ("ncpus", "ngpus", "vm_disk")}
-    )  # no image: no limit
+    # No image: no limit.
+    submit(hooks, **{name: value for name, value in asked.items() if name in ("ncpus", "ngpus", "vm_disk")})
 
 
 def test_a_disk_that_the_image_does_not_fit_on_is_refused(hooks: Hooks, store: Path) -> None:

@@ -51,9 +51,8 @@ class Job:
         after = words.next()
         self.lingers = after == b"1"  # after TERM, what its leader leaves behind may end by itself
         self.prepares = after == b"3"  # what it leaves behind is there in every clone of the template to be
-        self.leaves = (
-            self.prepares or after == b"2"
-        )  # what its leader leaves behind goes on, and its end is told without that
+        # What its leader leaves behind goes on, and its end is told without that.
+        self.leaves = self.prepares or after == b"2"
         self.umask = words.number()
         cwd = words.next()
         self.account = Account(words)

@@ -57,9 +57,8 @@ def program(rules: Iterable[Rule]) -> bytes:
         block = [(RETURN, 0, 0, action)]
         for offset, mask, values, is_among in reversed(tests):
             rest = len(block)  # of the rule: passed over where the test fails
-            over = (
-                len(values) if is_among else len(values) + rest - 1
-            )  # from the first value, where it is the argument's
+            # From the first value, where it is the argument's.
+            over = len(values) if is_among else len(values) + rest - 1
             compare = [(EQUAL, over - place, 0, value) for place, value in enumerate(values)]
             if is_among:  # it was none of them
                 compare.append((EQUAL, rest, rest, 0))

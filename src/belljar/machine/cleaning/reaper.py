@@ -151,9 +151,8 @@ class Reaper:
         elif what in network.MADE:
             network.discard(self._folders.run, id, str(what), path)
             yield Undone(id, str(what), str(path))
-        elif (
-            path == self._folders.identities / path.name and path.exists()
-        ):  # only where belljar puts them; disks are found
+        elif path == self._folders.identities / path.name and path.exists():
+            # only where belljar puts them; disks are found.
             yield from self._remove(Undone(id, str(what), str(path)))
 
     def _conclude(self, folder: Path, id: MachineId, events: list[Event]) -> None:

@@ -26,9 +26,8 @@ LONGEST_LINE, ASK_TIMEOUT, BACKLOG = 1 << 16, 10.0, 16
 ACCEPT_AGAIN = 1.0  # seconds
 
 Answer = dict[str, Any]
-Handler = Callable[
-    [Any, socket.socket], Awaitable[Answer | None]
-]  # of any JSON; raises ValueError for what is no question
+# Of any JSON; raises ValueError for what is no question.
+Handler = Callable[[Any, socket.socket], Awaitable[Answer | None]]
 
 
 class ControlServer:

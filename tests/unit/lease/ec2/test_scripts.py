@@ -195,9 +195,8 @@ def test_libclouds_own_ways(site: Site, provider: str, more: dict[str, Any], rsa
         name="n1", image=image, size=size, location=place, auth=NodeAuthSSHKey(rsa.strip()), ex_metadata={"env": "prod"}, ex_clienttoken="t",
         ex_security_groups=["default"], ex_blockdevicemappings=[{"DeviceName": "/dev/sda1", "Ebs.VolumeSize": 20}],
     )  # fmt: skip
-    again = driver.create_node(
-        name="n2", image=image, size=size, auth=NodeAuthSSHKey(rsa.strip())
-    )  # the key is known by now
+    # The key is known by now.
+    again = driver.create_node(name="n2", image=image, size=size, auth=NodeAuthSSHKey(rsa.strip()))
     (pair,) = driver.list_key_pairs()
     assert driver.get_key_pair(pair.name).fingerprint == pair.fingerprint and site.house.wanted[0].key == pair.name
     assert len(driver.create_node(name="n3", image=image, size=size, ex_mincount=2, ex_maxcount=2)) == 2

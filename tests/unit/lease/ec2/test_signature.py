@@ -147,9 +147,8 @@ def harmed(draw: st.DrawFn, one: Sent) -> Sent:
         st.sampled_from([at for at in range(begin, len(text)) if text[at].isalnum() and "%" not in text[at - 2 : at]])
     )
     other = draw(st.sampled_from("abcxyz0189"))
-    other = (
-        "Q" if other == text[place] else other
-    )  # no filter: a signature is another one each second, what is drawn is not
+    # No filter: a signature is another one each second, what is drawn is not.
+    other = "Q" if other == text[place] else other
     changed_ = f"{text[:place]}{other}{text[place + 1 :]}"
     if name == "target":
         return changed(one, target=changed_)
