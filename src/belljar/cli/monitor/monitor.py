@@ -98,7 +98,7 @@ def _own(runtime: Runtime, name: str) -> Path:
 
 
 def report_(args: Args, runtime: Runtime) -> None:
-    outcomes = reader(args, runtime, time.time() - args.since if args.since else 0.0)({})
+    outcomes = reader(args, runtime)(since=time.time() - args.since if args.since else 0.0)
     groups = report(outcomes.new(), args.by)
     if args.plot is not None:
         plot(groups, args.by, args.plot)
