@@ -102,7 +102,7 @@ def report_(args: Args, runtime: Runtime) -> None:
     groups = report(outcomes.new(), args.by)
     if args.plot is not None:
         plot(groups, args.by, args.plot)
-    heads = [column.replace("_", " ").upper() for column in groups[0]] if groups else []
+    heads = [column.replace("_", " ").upper() for column in (groups[0] if groups else [args.by])]
     rows = [[duration(cell) if isinstance(cell, float) else cell for cell in group.values()] for group in groups]
     show(groups, heads, rows, as_=args.format)
     complain_of(outcomes)
