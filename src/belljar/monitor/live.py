@@ -143,7 +143,7 @@ def living(views: Iterable[MachineView]) -> list[Machine]:
 def _machine(view: MachineView) -> Machine:
     account = view.payload.get("account")
     return Machine(
-        "", view.id, name=view.name, image=view.image, start=view.start, account=account["name"] if isinstance(account, dict) else "",
+        "", view.id, name=view.name, image=view.image, start=view.start, account=str(account.get("name", "")) if isinstance(account, dict) else "",
         uid=view.owner, requester=view.requester, cpus=view.cpus, memory=view.memory, state=view.state if view.alive else "abandoned",
         states=tuple((event["state"], event["time"]) for event in read(view.folder) if event["event"] == "state"),
     )  # fmt: skip

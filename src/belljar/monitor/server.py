@@ -19,7 +19,7 @@ from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
@@ -111,7 +111,7 @@ def app(hub: Hub, access: Access, tell: Callable[[str], Values | None], metrics:
     """The page, and what it reads. *tell*: the story of a machine here, None where nothing is known of it. *metrics*: for Prometheus."""
 
     async def look(request: Request) -> Response:
-        return Response(dumps(hub.sections(is_trusted=access(request))), media_type="application/json")
+        return as_json(hub.sections(is_trusted=access(request)))
 
     async def events(request: Request) -> Response:
         is_trusted = access(request)
@@ -138,7 +138,7 @@ def app(hub: Hub, access: Access, tell: Callable[[str], Values | None], metrics:
             raise HTTPException(502, f"its node does not answer: {exc}") from exc
         if told is None:
             raise HTTPException(404, "no machine of this id is known here")
-        return JSONResponse(told)
+        return as_json(told)
 
     async def numbers(request: Request) -> Response:
         encode, kind = choose_encoder(request.headers.get("accept", ""))
@@ -154,6 +154,10 @@ def app(hub: Hub, access: Access, tell: Callable[[str], Values | None], metrics:
     }
     routes = [Route(path, answer) for path, answer in api.items()]
     return Starlette(routes=[*routes, Mount("/", StaticFiles(directory=PAGE, html=True))])
+
+
+def as_json(value: Values) -> Response:
+    return Response(dumps(value), media_type="application/json")
 
 
 def listening(where: str) -> socket.socket:

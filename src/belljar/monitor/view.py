@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from operator import attrgetter
 from typing import Any
@@ -108,12 +108,7 @@ def view(nodes: Sequence[Node], *, is_trusted: bool) -> Values:
     live = [shown(machine, node.name) for node in nodes for machine in node.living]
     ended = [shown(machine, node.name) for node in nodes for machine in node.ended]
     ended.sort(key=lambda machine: -machine["ended"])
-    latest, causes, users = {machine["cause"]: machine for machine in reversed(ended)}, list[Values](), tables["users"]
-    for cause, counts in sorted(tables["causes"].items(), key=lambda item: -item[1]["machines"]):
-        of = latest[cause]
-        said = {"hint": of["hint"], "reason": of["reason"], "machine": of["id"], "node": of["node"]}
-        said = said if is_trusted else {"hint": usual_hint(cause)}
-        causes.append({"cause": cause, "count": counts["machines"], "last": of["ended"], **said})
+    users = tables["users"]
     for machine in live:
         users[machine["user"]]["live"] += 1
         users[machine["user"]]["cpus"] += machine["cpus"]
@@ -125,26 +120,31 @@ def view(nodes: Sequence[Node], *, is_trusted: bool) -> Values:
         "totals": totals,
         "hours": sorted((int(hour), counts["machines"], counts["failed"]) for hour, counts in tables["hours"].items()),
         "starts": [{"path": path, **percentiles(counts)} for path, counts in sorted(tables["starts"].items())],
-        "causes": causes,
+        "causes": [*_causes(tables["causes"], ended, is_trusted=is_trusted)],
     }
     if is_trusted:
         rows = [{"user": user, **dict.fromkeys(PER_USER, 0), **counts} for user, counts in users.items()]
         sections["users"] = sorted(rows, key=lambda row: (-row["cpus"], -row["cpu_seconds"]))
         sections["machines"] = [*live, *ended[:SHOWN]]
         sections["modes"] = [to_json(mode) for node in nodes for mode in node.modes]
-        sections["nodes"] = [
-            {
-                "node": node.name,
-                "heard": node.heard,
-                "why": node.why,
-                "live": len(node.living),
-                "machines": 0,
-                "failed": 0,
-            }
-            | {column: number for table, _, column, number in node.counts if table == "all"}
-            for node in nodes
-        ]
+        sections["nodes"] = [_about(node) for node in nodes]
     return sections
+
+
+def _causes(table: Mapping[str, Mapping[str, float]], ended: Sequence[Values], *, is_trusted: bool) -> Iterator[Values]:
+    """Of failures, the most frequent first, each with its latest; for a stranger without what the machine said."""
+    latest = {machine["cause"]: machine for machine in reversed(ended)}
+    for cause, counts in sorted(table.items(), key=lambda item: -item[1]["machines"]):
+        machine = latest[cause]
+        said = {"hint": machine["hint"], "reason": machine["reason"], "machine": machine["id"], "node": machine["node"]}
+        more = said if is_trusted else {"hint": usual_hint(cause)}
+        yield {"cause": cause, "count": counts["machines"], "last": machine["ended"], **more}
+
+
+def _about(node: Node) -> Values:
+    about = {"node": node.name, "heard": node.heard, "why": node.why, "live": len(node.living)}
+    ended = {column: number for table, _, column, number in node.counts if table == "all"}
+    return {**about, "machines": 0, "failed": 0, **ended}
 
 
 def percentiles(counts: Mapping[str, float]) -> Values:

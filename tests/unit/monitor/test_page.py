@@ -63,7 +63,9 @@ def folders(tmp_path: Path) -> Iterator[Folders]:
     account = {"name": "ada", "uid": 1000}
     machine = {"image": "debian12-secret", "cpus": 2, "memory": 1 << 30}
     work = {"payload": {"account": account, "env": ["PASSWORD=1"], "argv": ["sh"]}}
-    (folder / REQUEST).write_text(json.dumps({"id": LIVE, "requester": "slurm:4711", "machine": machine, "work": work}))
+    (folder / REQUEST).write_text(
+        json.dumps({"id": LIVE, "name": "\ud800", "requester": "slurm:4711", "machine": machine, "work": work})
+    )
     (folder / CONSOLE_LOG).write_bytes(b"\x1b[31m<script>alert(1)</script>\r\nlogin\x07: \x9b\n")
     tell(folders, "preparing", at=100.0)
     tell(folders, "starting", at=101.0, start="clone")

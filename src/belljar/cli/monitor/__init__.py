@@ -6,8 +6,9 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,14 @@ MOST = 500  # machines of one user
 LAST = 1 << 18  # bytes in which the last decision of a vacuum is
 
 
-def reader(args: Args, runtime: Runtime, since: float = 0.0) -> Callable[[Mapping[str, str]], Outcomes]:
-    """Makes readers, by the positions they begin at, of the ledgers that the verb's options name. Raises BadOption."""
+def reader(args: Args, runtime: Runtime) -> Callable[..., Outcomes]:
+    """`Outcomes` of the ledgers that the verb's options name. Raises BadOption."""
     chosen = places(args.ledgers, runtime.folders.logs, os.uname().nodename)
 
     def users() -> dict[str, Ledger]:
         return {} if args.ledgers else {user.name: _ledger(runtime, user) for user in users_of(runtime)}
 
-    return lambda positions: Outcomes(chosen, positions, users, since)
+    return partial(Outcomes, chosen, users=users)
 
 
 def _ledger(runtime: Runtime, user: User) -> Ledger:
@@ -118,12 +119,8 @@ def _numbers(runtime: Runtime) -> dict[str, float]:
 
 def host_of(args: Args, runtime: Runtime) -> Host:
     """This host, for a verb with LEDGER and --door."""
-    leased = (lambda: leases(args.door)) if args.door.exists() else lambda: iter(())
-
-    def outcomes(since: float) -> Outcomes:
-        return reader(args, runtime, since)({})
-
-    return Host(os.uname().nodename, lambda: look(runtime), outcomes, leased)
+    outcomes, leased = reader(args, runtime), partial(leases, args.door) if args.door.exists() else lambda: iter(())
+    return Host(os.uname().nodename, partial(look, runtime), lambda since: outcomes(since=since), leased)
 
 
 def look(runtime: Runtime) -> tuple[list[Machine], list[Mode], set[Path]]:

@@ -98,11 +98,11 @@ def _own(runtime: Runtime, name: str) -> Path:
 
 
 def report_(args: Args, runtime: Runtime) -> None:
-    outcomes = reader(args, runtime, time.time() - args.since if args.since else 0.0)({})
+    outcomes = reader(args, runtime)(since=time.time() - args.since if args.since else 0.0)
     groups = report(outcomes.new(), args.by)
     if args.plot is not None:
         plot(groups, args.by, args.plot)
-    heads = [column.replace("_", " ").upper() for column in groups[0]] if groups else []
+    heads = [column.replace("_", " ").upper() for column in (groups[0] if groups else [args.by])]
     rows = [[duration(cell) if isinstance(cell, float) else cell for cell in group.values()] for group in groups]
     show(groups, heads, rows, as_=args.format)
     complain_of(outcomes)
