@@ -27,7 +27,7 @@ from belljar.host.files import private_folder, read_capped
 from belljar.image.intake import fetch, intake
 from belljar.image.progress import Progress
 from belljar.image.site import Source, source_of, target_path
-from belljar.image.store.manifest import DISK, INITRD, KERNEL, PARTS, boot_digest, image_digest
+from belljar.image.store.manifest import DISK, INITRD, KERNEL, PARTS, image_digest
 from belljar.image.store.store import HEX, NAME, Store
 from belljar.image.warm import read as read_recipe
 from belljar.model import Context, Firmware
@@ -58,6 +58,10 @@ class Statement:
     made_from: str
     files: dict[str, File]  # of PARTS
 
+    @property
+    def digests(self) -> dict[str, str]:
+        return {part: file.sha256 for part, file in self.files.items()}
+
 
 @dataclass(frozen=True)
 class Offer:
@@ -72,12 +76,7 @@ class Offer:
 
     @property
     def digest(self) -> str:
-        return image_digest({part: file.sha256 for part, file in self.image.files.items()}, self.facts)
-
-    @property
-    def boot_digest(self) -> str:
-        files = self.image.files
-        return boot_digest([files[part].sha256 for part in (KERNEL, INITRD) if part in files], self.image.append)
+        return image_digest(self.image.digests, self.image.append, self.facts)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import errno
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from belljar.agent import bundle
@@ -202,9 +202,8 @@ class Store:
     def publish(
         self, draft: Path, what: manifest.Facts, name: str | None, *, ordered: Mapping[str, str] | None = None
     ) -> Image:
-        """Turn a finished draft into an image and give it its name. When the same disk is there already, that one stays and
-        the draft is dropped; but one that starts differently and has no other name is replaced. *ordered*: digests its
-        files must have, else ImageMismatch. Raises ImageUnfit, ImageInUse."""
+        """Turn a finished draft into an image and give it its name. When the same image is there already, that one stays and the draft
+        is dropped. *ordered*: digests its files must have, else ImageMismatch."""
         (draft / "lock").touch()
         (draft / "lock").chmod(0o644)
         for file in manifest.PARTS:
@@ -214,7 +213,7 @@ class Store:
         digest = manifest.write(draft, what, mode=self.file_mode, ordered=ordered)
         folder = self.folder / f"{PREFIX}{digest}"
         with self._changing(f"store {name}"):
-            self._place(draft, folder, name)
+            self._place(draft, folder)
             (folder / "maker").unlink(missing_ok=True)  # only now: `gc` removes drafts without a lock
             image = manifest.read(folder)
             return self._tag(image, name) if name else image
@@ -265,27 +264,15 @@ class Store:
         draft.rename(names / name)
         return manifest.read_unchecked(image.disk.parent, tuple(_names(self.folder).get(PREFIX + image.digest, ())))
 
-    def _place(self, draft: Path, folder: Path, name: str | None) -> None:
-        """Put it in its place. Where the same disk is stored, that stays if every byte of it is right and it starts in the same
-        way; an image that has other names never gets another start by this."""
+    def _place(self, draft: Path, folder: Path) -> None:
+        """Put it in its place. Where the same image is stored, that stays if every byte of it is right."""
         if not folder.exists():
             draft.rename(folder)
-            sync(self.folder)
-            return
-        names = tuple(_names(self.folder).get(folder.name, ()))
-        try:
-            stored, new = manifest.read_unchecked(folder, names), manifest.read_unchecked(draft)
-        except ImageCorrupt:
-            return self._exchange(draft, folder)
-        is_right = not self.complaint(stored) and not manifest.verify(folder, mode=None)
-        if set(names) <= {name} and not (is_right and manifest.start_of(stored) == manifest.start_of(new)):
-            with self._exclusive(stored) if is_right else nullcontext():
-                return self._exchange(draft, folder)
-        manifest.same_start(stored, new)
-        return remove_tree(draft) if is_right else self._exchange(draft, folder)
-
-    def _exchange(self, draft: Path, folder: Path) -> None:
-        """Replace an image with the same disk by the draft."""
+            return sync(self.folder)
+        with suppress(ImageCorrupt):
+            manifest.read(folder)
+            if not manifest.verify(folder, mode=None):
+                return remove_tree(draft)
         aside = self._aside(folder)
         draft.rename(folder)
         remove_tree(aside)
