@@ -58,10 +58,6 @@ class Statement:
     made_from: str
     files: dict[str, File]  # of PARTS
 
-    @property
-    def digests(self) -> dict[str, str]:
-        return {part: file.sha256 for part, file in self.files.items()}
-
 
 @dataclass(frozen=True)
 class Offer:
@@ -76,7 +72,8 @@ class Offer:
 
     @property
     def digest(self) -> str:
-        return image_digest(self.image.digests, self.image.append, self.facts)
+        files = {part: file.sha256 for part, file in self.image.files.items()}
+        return image_digest(files, self.image.append, self.facts)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from belljar.errors import BelljarError, ImageCorrupt, ImageInUse, ImageMismatch
 from belljar.host.files import free_bytes
 from belljar.image import Image
 from belljar.image.intake import fetch, intake
-from belljar.image.intake.sandbox import check_qcow2, run
+from belljar.image.intake.sandbox import CONVERSION, check_qcow2, run
 from belljar.image.progress import Progress, shown
 from belljar.image.site import Source
 from belljar.image.site.client import Catalog, Offer, ask
@@ -28,7 +28,6 @@ from belljar.image.store.store import Store
 from belljar.image.store.sweep import evict
 from belljar.records import dataclass, replace
 
-UNPACKING_TIMEOUT, CHECKING_TIMEOUT = 3600, 600
 AGAIN = "Ask the site to publish the image again, if that stays so."
 PRESENT, NEW, UPDATED, REPAIRED, KEPT, OFFERED, RETIRED, FAILED = (
     "up to date", "new", "updated", "repaired", "kept", "offered", "retired", "failed",
@@ -170,11 +169,11 @@ def _fetched(store: Store, offer: Offer, progress: Progress) -> Image:
             progress.step(f"Unpacking {part}")
             try:
                 words = ["zstd", "-dcq", "--memory=1024MB"]
-                run(words, [], UNPACKING_TIMEOUT, file.size, stdin=packed[part], stdout=folder / part)
+                run(words, [], CONVERSION, file.size, stdin=packed[part], stdout=folder / part)
             except (ImageCorrupt, ImageTooLarge) as exc:
                 raise ImageMismatch(f"{part}: {exc.message}", hint=AGAIN) from exc
         progress.step("Checking the disk")  # whoever signed it may have been wrong
-        size = check_qcow2(folder / DISK, store.settings.max_size, CHECKING_TIMEOUT)
+        size = check_qcow2(folder / DISK, store.settings.max_size)
         progress.step("Taking its digest")
         origin = {
             "published": [source.origin(offer.name)],
@@ -182,7 +181,7 @@ def _fetched(store: Store, offer: Offer, progress: Progress) -> Image:
             "made_from": image.made_from,
         }
         what = manifest.Facts(source.shown, image.append, time.time(), image.os, size, {**offer.facts, **origin})
-        stored = store.publish(folder, what, offer.name, ordered=image.digests)
+        stored = store.publish(folder, what, offer.name, ordered=offer.digest)
     for path in () if source.folder else packed.values():
         path.unlink(missing_ok=True)
     return stored

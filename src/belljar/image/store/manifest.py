@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from belljar.errors import ImageCorrupt, ImageMismatch, NoStore
+from belljar.errors import ImageCorrupt, NoStore
 from belljar.hints import Any
 from belljar.host.files import check_ours, read_json, sha256_of, write_whole
 from belljar.host.quick_imports import sha256
@@ -40,13 +40,9 @@ class Facts:
     facts: dict[str, Any]
 
 
-def write(folder: Path, what: Facts, *, mode: int, ordered: Mapping[str, str] | None = None) -> str:
-    """Digest the files in *folder*, write its manifest, return the image's digest. Raises ImageMismatch when digests were
-    *ordered* (by file name) and are others."""
+def write(folder: Path, what: Facts, *, mode: int) -> str:
+    """Digest the files in *folder*, write its manifest, return the image's digest."""
     files = {name: _record(folder / name) for name in PARTS if (folder / name).exists()}
-    for name, digest in (ordered or {}).items():
-        if (has := files.get(name, {}).get("sha256", "")) != digest:
-            raise ImageMismatch(f"{name}: ordered sha256 {digest}, got {has or 'nothing'}")
     boot = boot_digest([files[name]["sha256"] for name in (KERNEL, INITRD) if name in files], what.append)
     digest = image_digest({name: record["sha256"] for name, record in files.items()}, what.append, what.facts)
     _save(folder, {"format": FORMAT, "digest": digest, "boot_digest": boot, "files": files, **vars(what)}, mode)

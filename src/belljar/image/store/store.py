@@ -17,12 +17,12 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from belljar.agent import bundle
-from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnknown, NoStore, NotPermitted
+from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageMismatch, ImageUnknown, NoStore, NotPermitted
 from belljar.hints import TYPE_CHECKING
 from belljar.host.files import private_folder, remove_tree, sync, write_whole
 from belljar.host.locks import Lock, locked, try_lock
@@ -199,18 +199,18 @@ class Store:
             return self.untag(reference)
         return self.remove(manifest.unread(folder, names), force=force)
 
-    def publish(
-        self, draft: Path, what: manifest.Facts, name: str | None, *, ordered: Mapping[str, str] | None = None
-    ) -> Image:
+    def publish(self, draft: Path, what: manifest.Facts, name: str | None, *, ordered: str = "") -> Image:
         """Turn a finished draft into an image and give it its name. When the same image is there already, that one stays and the draft
-        is dropped. *ordered*: digests its files must have, else ImageMismatch."""
+        is dropped. *ordered*: the digest it must have, else ImageMismatch."""
         (draft / "lock").touch()
         (draft / "lock").chmod(0o644)
         for file in manifest.PARTS:
             with suppress(FileNotFoundError):
                 (draft / file).chmod(self.file_mode)
                 sync(draft / file)
-        digest = manifest.write(draft, what, mode=self.file_mode, ordered=ordered)
+        digest = manifest.write(draft, what, mode=self.file_mode)
+        if ordered not in ("", digest):
+            raise ImageMismatch(f"image {name}: ordered {ordered}, got {digest}")
         folder = self.folder / f"{PREFIX}{digest}"
         with self._changing(f"store {name}"):
             self._place(draft, folder)
