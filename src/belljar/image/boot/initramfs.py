@@ -37,9 +37,9 @@ def image_part(busybox: bytes, selection: Selection) -> bytes:
     from belljar.image.boot import cpio
 
     entries = [cpio.folder(name) for name in FOLDERS]
-    entries.append(cpio.Entry("dev/console", stat.S_IFCHR | 0o600, device=(5, 1)))
+    entries.append(("dev/console", stat.S_IFCHR | 0o600, b"", (5, 1)))
     entries.append(cpio.file("bin/busybox", busybox, 0o755))
-    entries += [cpio.Entry(f"bin/{name}", stat.S_IFLNK | 0o777, b"busybox") for name in APPLETS]
+    entries += [(f"bin/{name}", stat.S_IFLNK | 0o777, b"busybox", (0, 0)) for name in APPLETS]
     entries += [cpio.file(f"modules/{name}", data) for name, data in sorted(selection.files.items())]
     for group, names in sorted(selection.groups.items()):
         entries.append(cpio.file(f"modules/{group}", "".join(f"{name}\n" for name in names).encode()))
