@@ -75,7 +75,6 @@ class Image:
     kernel: Path | None
     initrd: Path | None  # the image's own part: modules and /init; `boot_files` adds the agent
     append: str
-    boot_digest: str  # sha256 over kernel, initrd and append
     source: str  # "build debian bookworm", "file:///...", "https://..."
     created: float
     os: str = ""  # PRETTY_NAME, where known

@@ -58,9 +58,9 @@ def agent_part(python: Interpreter) -> bytes:
 
 
 def boot_digest(image: Image) -> str:
-    """A digest of everything that is booted: the image's kernel, ramdisk and command line, and the current agent."""
+    """A digest of everything that is booted: the image, and the current agent."""
     # With the time it was stored: an image that replaced a damaged one uses nothing that was made of that.
-    digest = sha256(f"{image.boot_digest} {image.created!r}".encode())
+    digest = sha256(f"{image.digest} {image.created!r}".encode())
     for _, path, _ in OUR_FILES:
         digest.update(sha256(path.read_bytes()).digest())
     digest.update(bundle.key())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from belljar.errors import ImageCorrupt, NoStore
@@ -43,9 +43,8 @@ class Facts:
 def write(folder: Path, what: Facts, *, mode: int) -> str:
     """Digest the files in *folder*, write its manifest, return the image's digest."""
     files = {name: _record(folder / name) for name in PARTS if (folder / name).exists()}
-    boot = boot_digest([files[name]["sha256"] for name in (KERNEL, INITRD) if name in files], what.append)
     digest = image_digest({name: record["sha256"] for name, record in files.items()}, what.append, what.facts)
-    _save(folder, {"format": FORMAT, "digest": digest, "boot_digest": boot, "files": files, **vars(what)}, mode)
+    _save(folder, {"format": FORMAT, "digest": digest, "files": files, **vars(what)}, mode)
     return digest
 
 
@@ -54,11 +53,6 @@ def image_digest(files: Mapping[str, str], append: str, facts: Mapping[str, Any]
     from."""
     said = {name: fact for name, fact in facts.items() if name not in ORIGIN}
     return sha256(json.dumps([dict(files), append, said], sort_keys=True).encode()).hexdigest()
-
-
-def boot_digest(files: Sequence[str], append: str) -> str:
-    """A digest of how an image starts: of its kernel and ramdisk, where it has them, and of the command line."""
-    return sha256("\n".join([*files, append]).encode()).hexdigest()
 
 
 def read(folder: Path, names: tuple[str, ...] = ()) -> Image:
@@ -84,7 +78,7 @@ def read_unchecked(folder: Path, names: tuple[str, ...] = ()) -> Image:
 def unread(folder: Path, names: tuple[str, ...]) -> Image:
     """The image by its folder alone, good enough to be removed."""
     digest = folder.name.rpartition("-")[2]
-    return Image(digest, names, folder / DISK, 0, None, None, "", "", "", 0.0, store=folder.parent)
+    return Image(digest, names, folder / DISK, 0, None, None, "", "", 0.0, store=folder.parent)
 
 
 def verify(folder: Path, *, mode: int | None) -> list[str]:
@@ -141,7 +135,7 @@ def _save(folder: Path, value: dict[str, Any], mode: int) -> None:
 def _image(folder: Path, value: dict[str, Any], names: tuple[str, ...]) -> Image:
     try:
         files = {name: folder / name for name in PARTS if "sha256" in value["files"].get(name, {})}
-        texts = {name: str(value[name]) for name in ("digest", "append", "boot_digest", "source", "os")}
+        texts = {name: str(value[name]) for name in ("digest", "append", "source", "os")}
         return Image(
             names=names, disk=files[DISK], virtual_size=int(value["virtual_size"]), kernel=files.get(KERNEL),
             initrd=files.get(INITRD), created=float(value["created"]), store=folder.parent, facts={**value["facts"]},

@@ -26,6 +26,7 @@ from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageMismatch, I
 from belljar.hints import TYPE_CHECKING
 from belljar.host.files import private_folder, remove_tree, sync, write_whole
 from belljar.host.locks import Lock, locked, try_lock
+from belljar.host.quick_imports import sha256
 from belljar.image import HOLD_TIMEOUT, BootFiles, Image, Settings, Surveyor, Users, is_source, name_of
 from belljar.image.boot import initramfs
 from belljar.image.store import manifest
@@ -104,7 +105,7 @@ class Store:
             firmware = firmware_of(image)
             return BootFiles(None, None, "", "uefi" if firmware is Firmware.UEFI else "", firmware)
         if image.initrd is None or not image.facts.get("agent_in_initrd"):
-            return BootFiles(image.kernel, image.initrd, image.append, image.boot_digest)
+            return BootFiles(image.kernel, image.initrd, image.append, image.digest)
         digest = initramfs.boot_digest(image)
         cached = self.folder / "cache" / digest
         # It was written in one step: it is whole, or somebody truncated it below the image's own part.
@@ -116,7 +117,7 @@ class Store:
             return BootFiles(image.kernel, cached, image.append, digest)
         init = str(image.facts.get("init") or initramfs.DEFAULT_INIT)
         append = f"{image.append} belljar.init={init}" + " belljar.inject" * (context is Context.INJECT)
-        return BootFiles(image.kernel, cached, append, manifest.boot_digest([digest], append), init=init)
+        return BootFiles(image.kernel, cached, append, sha256(f"{digest}\n{append}".encode()).hexdigest(), init=init)
 
     def interpreter(self) -> Interpreter:
         """The agent with this host's Python, packed for guests. Raises HostError, LockTimeout, NoSpace."""
