@@ -19,7 +19,7 @@ def fake_image(name: str, *, virtual_size: int = 8 * GIB) -> Image:
     digest = sha256(name.encode()).hexdigest()
     folder = Path("/fake/images") / f"sha256-{digest}"
     return Image(
-        digest, (name,), folder / "disk.qcow2", virtual_size, folder / "kernel", folder / "initrd", "quiet", digest,
+        digest, (name,), folder / "disk.qcow2", virtual_size, folder / "kernel", folder / "initrd", "quiet",
         f"fake {name}", 0.0, "Fake GNU/Linux", folder.parent, {"agent_in_initrd": True},
     )  # fmt: skip
 
@@ -47,7 +47,7 @@ class FakeStore:
         """There is one store only."""
 
     def boot_files(self, image: Image, context: Context = Context.AUTO) -> BootFiles:
-        return BootFiles(image.kernel, image.initrd, image.append, image.boot_digest)
+        return BootFiles(image.kernel, image.initrd, image.append, image.digest)
 
     def interpreter(self) -> Interpreter:
         return Interpreter("0" * 64, Path(__file__))  # its content does not matter

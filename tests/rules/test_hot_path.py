@@ -45,7 +45,7 @@ def test_the_parts_that_run_a_job_are_made_without_anything_heavy() -> None:
         "runtime = Runtime(None)\n"
         "runtime.supervisor(), runtime.reaper, runtime.images, runtime.hypervisor\n"
         "from pathlib import Path\nfrom belljar.image import Image\n"
-        "assert Image('', (), Path(), 0, None, None, '', '', '', 0.0).container is None"
+        "assert Image('', (), Path(), 0, None, None, '', '', 0.0).container is None"
     )
     assert loaded & HEAVY == set()
     assert len([name for name in loaded if name.startswith("belljar")]) <= MOST

@@ -1,6 +1,6 @@
 """The door of the image room: turns an image reference into a disk.
 
-Images are never written. Each is known by the sha256 of its disk file; names are links to digests. A store is a
+Images are never written. Each is known by a digest of its files and of what is said of it; names are links to digests. A store is a
 folder; a user's private store stands before the site's read-only one. A machine gets a qcow2 overlay of its own.
 """
 
@@ -68,14 +68,13 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Image:
-    digest: str  # sha256 of the disk file, hexadecimal
+    digest: str  # hexadecimal, see `manifest.image_digest`
     names: tuple[str, ...]
     disk: Path  # qcow2, read-only
     virtual_size: int  # bytes
     kernel: Path | None
     initrd: Path | None  # the image's own part: modules and /init; `boot_files` adds the agent
     append: str
-    boot_digest: str  # sha256 over kernel, initrd and append
     source: str  # "build debian bookworm", "file:///...", "https://..."
     created: float
     os: str = ""  # PRETTY_NAME, where known

@@ -35,17 +35,16 @@ class Lines(Progress):
 class Screen(Progress):
     """A moving line at a terminal, drawn by rich."""
 
-    def __init__(self, bars: Any) -> None:
-        self.bars = bars
-        self.task = bars.add_task("", total=None, visible=False, amount="")
+    def __init__(self, lines: Any) -> None:
+        self.lines, self.task, self.text = lines, lines.add_task("", total=None, visible=False), ""
 
     def step(self, text: str) -> None:
-        self.bars.update(self.task, visible=False)
-        self.task = self.bars.add_task(text, total=None, amount="")
+        self.text = text
+        self.lines.reset(self.task, description=text, visible=True)
 
     def amount(self, done: int, total: int | None) -> None:
-        amount = f"{done / total:.0%} of {total / 1e6:.1f} MB" if total else ""
-        self.bars.update(self.task, completed=done, total=total, amount=amount)
+        if total:
+            self.lines.update(self.task, description=f"{self.text}: {done / total:.0%} of {total / 1e6:.1f} MB")
 
 
 @contextmanager
@@ -76,10 +75,9 @@ def shown() -> Iterator[Progress]:
 
         console = Console(stderr=True)
         if not console.is_dumb_terminal:  # such a one cannot go back in a line
-            step = progress.TextColumn("{task.description}", markup=False)
-            amount = progress.TextColumn("{task.fields[amount]}", markup=False)
-            columns = (progress.SpinnerColumn(), step, progress.BarColumn(20), amount, progress.TimeElapsedColumn())
-            with progress.Progress(*columns, console=console, transient=True) as bars:
-                yield Screen(bars)
+            text = progress.TextColumn("{task.description}", markup=False)
+            columns = (progress.SpinnerColumn(), text, progress.TimeElapsedColumn())
+            with progress.Progress(*columns, console=console, transient=True) as lines:
+                yield Screen(lines)
             return
     yield Lines()

@@ -1,6 +1,6 @@
 """Stock images in a store: imported over http, as a site would, and kept between runs with their templates.
 
-Each variant has a store of its own: the same disk can start in one way only in one store.
+Each variant has a store of its own.
 """
 
 from __future__ import annotations

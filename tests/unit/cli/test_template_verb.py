@@ -23,7 +23,7 @@ SPEC = DomainSpec(
     id="0123456789ab", cpus=1, memory=64 * MIB, image_digest="d" * 64, boot=Boot(digest="b" * 64), disk=Path("disk"),
     disk_size=64 * MIB, accelerator=Accelerator.TCG, folder=Path("folder"),
 )  # fmt: skip
-IMAGE = Image("d" * 64, ("debian12",), Path("disk"), 64 * MIB, None, None, "", "b" * 64, "build", 0.0)
+IMAGE = Image("d" * 64, ("debian12",), Path("disk"), 64 * MIB, None, None, "", "build", 0.0)
 
 
 class PaperStore:

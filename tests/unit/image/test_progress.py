@@ -30,7 +30,7 @@ def test_a_person_sees_the_present_step_and_its_amount(monkeypatch: pytest.Monke
     with progress.shown() as shown:
         shown.step("Downloading [x]")
         shown.amount(1_500_000, 3_000_000)
-        shown.bars.refresh()  # type: ignore[attr-defined]
+        shown.lines.refresh()  # type: ignore[attr-defined]
         shown.step("Unpacking [red]")
     assert "Unpacking [red]" in terminal.getvalue()
     assert "50% of 3.0 MB" in terminal.getvalue()

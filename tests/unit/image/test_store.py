@@ -17,7 +17,6 @@ from belljar.errors import (
     BadOption,
     ImageCorrupt,
     ImageInUse,
-    ImageUnfit,
     ImageUnknown,
     NotPermitted,
     UnsafeFolder,
@@ -441,17 +440,29 @@ def start_otherwise(store: Images, image: Image, name: str, append: str) -> Imag
         return store.publish(folder, what, name)
 
 
-def test_the_same_disk_with_another_start_is_refused_under_another_name(store: Images, publish: Publish) -> None:
+def test_the_same_disk_with_another_start_is_another_image(store: Images, publish: Publish) -> None:
     image = publish("base", b"1")
-    with pytest.raises(ImageUnfit, match="as image base, and starts in another way"):
-        start_otherwise(store, image, "other", "noisy")
+    other = start_otherwise(store, image, "other", "noisy")
+    assert other.digest != image.digest and store.resolve("other").append == "noisy"
     assert store.resolve("base").append == "quiet" and list(store.gc()) == []
 
 
-def test_the_same_disk_with_another_start_takes_its_own_names_place(store: Images, publish: Publish) -> None:
+def test_the_same_disk_with_another_start_takes_its_name_and_leaves_the_machines_their_image(
+    store: Images, publish: Publish
+) -> None:
     image = publish("base", b"1")
-    with store.hold(image, "m1"), pytest.raises(ImageInUse, match="used by a machine"):
-        start_otherwise(store, image, "base", "noisy")
-    assert store.resolve("base").append == "quiet"
-    assert start_otherwise(store, image, "base", "noisy").append == store.resolve("base").append == "noisy"
-    assert store.verify(store.resolve("base")) == [] and list(store.gc()) == []
+    with store.hold(image, "m1"):
+        assert start_otherwise(store, image, "base", "noisy").append == store.resolve("base").append == "noisy"
+        assert store.verify(image) == [] and list(store.gc()) == []
+    assert store.verify(store.resolve("base")) == [] and list(store.gc()) == [image.disk.parent]
+
+
+def test_where_an_image_came_from_makes_no_other_of_it(store: Images, publish: Publish) -> None:
+    image = publish("base", b"1")
+    with intake.draft(store, "again") as folder:
+        for file in (image.disk, image.kernel, image.initrd):
+            assert file
+            (folder / file.name).write_bytes(file.read_bytes())
+        facts = {**image.facts, "published": ["base https://example.org"], "source_sha256": "0" * 64}
+        what = manifest.Facts("elsewhere", image.append, 1.0, "", image.virtual_size, facts)
+        assert store.publish(folder, what, "again").digest == image.digest

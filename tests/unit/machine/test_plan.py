@@ -16,7 +16,7 @@ from belljar.model import GIB, MIB, Account, MachineSpec, Payload, Request, RunP
 
 ROOT = Account("root", 0, 0, "root")
 ALICE = Account("alice", 1000, 1001, "alice")
-IMAGE = Image("d" * 64, ("debian12",), Path("disk"), 64 * MIB, None, None, "", "b" * 64, "build", 0.0)
+IMAGE = Image("d" * 64, ("debian12",), Path("disk"), 64 * MIB, None, None, "", "build", 0.0)
 SPEC = MachineSpec("debian12", cpus=1, memory=512 * MIB)
 
 

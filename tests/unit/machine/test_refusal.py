@@ -22,7 +22,7 @@ from belljar.records import replace
 def test_an_image_with_nothing_to_start_is_refused_instead_of_waited_for() -> None:
     """Only an image whose import looked for a boot loader, and found none."""
     facts = {"boots_by": "firmware", "firmware": []}
-    image = Image("d" * 64, ("plain",), Path("disk"), 64 * MIB, None, None, "", "", "/some/disk", 0.0, facts=facts)
+    image = Image("d" * 64, ("plain",), Path("disk"), 64 * MIB, None, None, "", "/some/disk", 0.0, facts=facts)
     images: Any = SimpleNamespace(resolve=lambda reference: image)
     parts: Any = SimpleNamespace(images=images, overlays=SimpleNamespace(size=lambda image, wanted: image.virtual_size))
     request = Request("0123456789ab", MachineSpec("plain", 1, 64 * MIB), OwnWork())

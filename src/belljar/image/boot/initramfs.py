@@ -37,9 +37,9 @@ def image_part(busybox: bytes, selection: Selection) -> bytes:
     from belljar.image.boot import cpio
 
     entries = [cpio.folder(name) for name in FOLDERS]
-    entries.append(cpio.Entry("dev/console", stat.S_IFCHR | 0o600, device=(5, 1)))
+    entries.append(("dev/console", stat.S_IFCHR | 0o600, b"", (5, 1)))
     entries.append(cpio.file("bin/busybox", busybox, 0o755))
-    entries += [cpio.Entry(f"bin/{name}", stat.S_IFLNK | 0o777, b"busybox") for name in APPLETS]
+    entries += [(f"bin/{name}", stat.S_IFLNK | 0o777, b"busybox", (0, 0)) for name in APPLETS]
     entries += [cpio.file(f"modules/{name}", data) for name, data in sorted(selection.files.items())]
     for group, names in sorted(selection.groups.items()):
         entries.append(cpio.file(f"modules/{group}", "".join(f"{name}\n" for name in names).encode()))
@@ -58,9 +58,9 @@ def agent_part(python: Interpreter) -> bytes:
 
 
 def boot_digest(image: Image) -> str:
-    """A digest of everything that is booted: the image's kernel, ramdisk and command line, and the current agent."""
+    """A digest of everything that is booted: the image, and the current agent."""
     # With the time it was stored: an image that replaced a damaged one uses nothing that was made of that.
-    digest = sha256(f"{image.boot_digest} {image.created!r}".encode())
+    digest = sha256(f"{image.digest} {image.created!r}".encode())
     for _, path, _ in OUR_FILES:
         digest.update(sha256(path.read_bytes()).digest())
     digest.update(bundle.key())

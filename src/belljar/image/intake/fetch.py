@@ -66,10 +66,6 @@ class _Order:
     fine: tuple[int, ...] = (200,)  # statuses of an answer that is not a failure
 
 
-# How a request ended, as curl says it: https://curl.se/docs/manpage.html#-w
-_End = Mapping[str, Any]
-
-
 def key(source: str) -> str:
     """The file name under which a source's download and lock are kept."""
     return sha256(source.encode()).hexdigest()[:32]
@@ -186,7 +182,8 @@ def _route(name: str, url: str, must_be_public: bool) -> list[str]:
     return [_line("connect-to", f"::{JUDGED}:{port}"), _line("resolve", f"{JUDGED}:{port}:{peers}")]
 
 
-def _run(order: _Order, lines: list[str], out: Path, head: Path, watch: Callable[[], object] | None) -> _End:
+def _run(order: _Order, lines: list[str], out: Path, head: Path, watch: Callable[[], object] | None) -> Any:
+    """How the request ended, as curl says it: https://curl.se/docs/manpage.html#-w"""
     settings, left = order.settings, max(order.deadline - time.monotonic(), 0.1)
     values = {
         "proto": "=http,https", "max-redirs": 0, "max-filesize": settings.max_size, "max-time": left, "write-out": "%{json}",
@@ -206,15 +203,14 @@ def _run(order: _Order, lines: list[str], out: Path, head: Path, watch: Callable
             printed = sandbox.run(
                 argv, [], int(left) + 60, largest, writable=[out, head], stdin=config, fine=CURLS_OWN, watch=watch
             )
-        end: _End = json.loads(printed.decode(errors="surrogateescape"))
-        return end
+        return json.loads(printed.decode(errors="surrogateescape"))
     except ImageTooLarge as exc:
         raise ImageTooLarge(f"{shown(order.url)}: more than the limit of {settings.max_size} bytes") from exc
     except (ImageCorrupt, ValueError) as exc:  # it was killed, or is too old for an option
         raise DownloadFailed(f"{shown(order.url)}: {exc}") from exc
 
 
-def _check(order: _Order, end: _End, size: int) -> None:
+def _check(order: _Order, end: Mapping[str, Any], size: int) -> None:
     """Raises what became of a request that did not succeed."""
     code, status, name = end["exitcode"], end["http_code"], shown(order.url)
     if status < 300 and (code == TOO_LARGE or size > order.settings.max_size):

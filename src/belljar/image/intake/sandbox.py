@@ -120,12 +120,12 @@ def make_ext4(folder: Path, disk: Path, size: int, *options: str) -> None:
     remove(folder / "tree")
 
 
-def check_qcow2(disk: Path, largest: int, seconds: int) -> int:
+def check_qcow2(disk: Path, largest: int) -> int:
     """The size of the disk in it. Raises ImageCorrupt or ImageTooLarge unless QEMU may open this file as it is."""
     size = qcow2.check_alone(disk, largest)
     leaks = 3  # clusters nobody uses: harmless
     try:
-        run(["qemu-img", "check", "-q", "-f", "qcow2", "{0}"], [disk], seconds, 1 << 20, fine=(0, leaks))
+        run(["qemu-img", "check", "-q", "-f", "qcow2", "{0}"], [disk], CONVERSION, 1 << 20, fine=(0, leaks))
     except ImageTooLarge as exc:
         raise ImageCorrupt(f"{disk}: its tables have more errors than qemu-img may print") from exc
     return size

@@ -17,14 +17,13 @@ from belljar.host.files import sha256_of
 from belljar.image import Image, is_container
 from belljar.image.intake import fetch, intake
 from belljar.image.intake.disk import FILE_SYSTEMS
-from belljar.image.intake.sandbox import PACKED, check_qcow2, convert, run
+from belljar.image.intake.sandbox import CONVERSION, PACKED, check_qcow2, convert, run
 from belljar.image.progress import Progress, shown
 from belljar.image.store import qcow2
 from belljar.image.store.store import Store, check_name
 from belljar.model import Context
 from belljar.records import dataclass, replace
 
-PATIENCE = 3600  # seconds for one program
 DIGEST = re.compile(r"[0-9a-f]{64}")
 # What a disk has at the least: a partition table, or a file system without one.
 DISK_MARKS = ((510, b"\x55\xaa"), (512, b"EFI PART"), *FILE_SYSTEMS)
@@ -136,13 +135,13 @@ def to_raw(blob: Path, folder: Path, largest: int, progress: Progress) -> bool:
     if program := next((argv for magic, argv in PACKED.items() if head.startswith(magic)), None):
         progress.step(f"Unpacking ({program[0]})")
         packed, blob = blob, folder / "unpacked"
-        run(program, [], PATIENCE, largest, stdin=packed, stdout=blob)
+        run(program, [], CONVERSION, largest, stdin=packed, stdout=blob)
         packed.unlink()
         head = _head(blob)
     raw = folder / intake.RAW
     if head.startswith(qcow2.MAGIC):
         progress.step("Reading the qcow2 disk")
-        check_qcow2(blob, largest, PATIENCE)
+        check_qcow2(blob, largest)
         convert(blob, "qcow2", raw, "raw", largest)
         blob.unlink()
         blob, head = raw, _head(raw)
@@ -175,7 +174,7 @@ def _obtain(store: Store, order: Order, folder: Path, progress: Progress) -> Pat
         progress.step(f"Copying {path.name}")
         try:
             argv = ["cp", "--sparse=always", "--reflink=auto", "--", str(path), str(blob)]
-            commands.run(argv, timeout=PATIENCE, bound=True)
+            commands.run(argv, timeout=CONVERSION, bound=True)
         except CommandFailed as exc:
             raise (NoSpace if "No space left" in exc.message else CommandFailed)(exc.message) from exc
         blob.chmod(0o600)

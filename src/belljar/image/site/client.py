@@ -27,7 +27,7 @@ from belljar.host.files import private_folder, read_capped
 from belljar.image.intake import fetch, intake
 from belljar.image.progress import Progress
 from belljar.image.site import Source, source_of, target_path
-from belljar.image.store.manifest import DISK, INITRD, KERNEL, PARTS, boot_digest, image_digest
+from belljar.image.store.manifest import DISK, INITRD, KERNEL, PARTS, image_digest
 from belljar.image.store.store import HEX, NAME, Store
 from belljar.image.warm import read as read_recipe
 from belljar.model import Context, Firmware
@@ -72,12 +72,8 @@ class Offer:
 
     @property
     def digest(self) -> str:
-        return image_digest({part: file.sha256 for part, file in self.image.files.items()}, self.facts)
-
-    @property
-    def boot_digest(self) -> str:
-        files = self.image.files
-        return boot_digest([files[part].sha256 for part in (KERNEL, INITRD) if part in files], self.image.append)
+        files = {part: file.sha256 for part, file in self.image.files.items()}
+        return image_digest(files, self.image.append, self.facts)
 
 
 @dataclass(frozen=True)

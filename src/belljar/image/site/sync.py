@@ -7,10 +7,9 @@ image in one step, once every byte of that was verified; running machines keep t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from tuf.api.exceptions import LengthOrHashMismatchError
 from tuf.api.metadata import TargetFile
@@ -19,7 +18,7 @@ from belljar.errors import BelljarError, ImageCorrupt, ImageInUse, ImageMismatch
 from belljar.host.files import free_bytes
 from belljar.image import Image
 from belljar.image.intake import fetch, intake
-from belljar.image.intake.sandbox import check_qcow2, run
+from belljar.image.intake.sandbox import CONVERSION, check_qcow2, run
 from belljar.image.progress import Progress, shown
 from belljar.image.site import Source
 from belljar.image.site.client import Catalog, Offer, ask
@@ -29,7 +28,6 @@ from belljar.image.store.store import Store
 from belljar.image.store.sweep import evict
 from belljar.records import dataclass, replace
 
-UNPACKING_TIMEOUT, CHECKING_TIMEOUT = 3600, 600
 AGAIN = "Ask the site to publish the image again, if that stays so."
 PRESENT, NEW, UPDATED, REPAIRED, KEPT, OFFERED, RETIRED, FAILED = (
     "up to date", "new", "updated", "repaired", "kept", "offered", "retired", "failed",
@@ -113,8 +111,7 @@ def _due(store: Store, image: Image | None, offer: Offer, is_asked: bool) -> str
         return UPDATED if is_asked or is_from_there else KEPT
     if store.complaint(image):
         return REPAIRED
-    is_as_offered = image.boot_digest == offer.boot_digest and dict(offer.facts).items() <= image.facts.items()
-    return PRESENT if is_as_offered and (is_from_there or not is_asked) else UPDATED
+    return PRESENT if is_from_there or not is_asked else UPDATED
 
 
 def _present(store: Store, name: str) -> Image | None:
@@ -140,29 +137,16 @@ def bring(store: Store, offer: Offer, progress: Progress) -> Image:
 
 
 def _here(store: Store, offer: Offer) -> Image | None:
-    """The image, where this store has it whole and it starts as it is offered. A publisher of one name must not change what another
-    name is: raises ImageUnfit where the disk has other names and is used otherwise."""
+    """The image, where this store has it whole."""
     try:
         image = store.resolve(offer.digest)
     except BelljarError:
         return None
-    if image.store != store.folder or image.boot_digest != offer.boot_digest:
-        return None
-    if offer.name not in image.names and store.verify(image):
-        return None  # it was damaged since it was stored
-    facts = _facts(offer, image.facts.get("published", ()))
-    if others := tuple(name for name in image.names if name != offer.name):
-        manifest.same_start(replace(image, names=others), replace(image, facts=dict(offer.facts)))
-        facts = {"published": facts["published"]}
-    else:  # its publisher may have changed the facts
-        facts = {**dict.fromkeys(image.facts), **facts}
-    manifest.set_facts(image.disk.parent, facts, mode=store.file_mode)
+    if image.store != store.folder or (offer.name not in image.names and store.verify(image)):
+        return None  # the site's, or damaged since it was stored
+    published = sorted({*image.facts.get("published", ()), offer.source.origin(offer.name)})
+    manifest.set_facts(image.disk.parent, {"published": published}, mode=store.file_mode)
     return image
-
-
-def _facts(offer: Offer, published: Iterable[str] = ()) -> dict[str, Any]:
-    origins = sorted({*published, offer.source.origin(offer.name)})
-    return {**offer.facts, "published": origins, "signer": f"role {offer.role}", "made_from": offer.image.made_from}
 
 
 def _make_room(store: Store, offer: Offer) -> None:
@@ -185,15 +169,19 @@ def _fetched(store: Store, offer: Offer, progress: Progress) -> Image:
             progress.step(f"Unpacking {part}")
             try:
                 words = ["zstd", "-dcq", "--memory=1024MB"]
-                run(words, [], UNPACKING_TIMEOUT, file.size, stdin=packed[part], stdout=folder / part)
+                run(words, [], CONVERSION, file.size, stdin=packed[part], stdout=folder / part)
             except (ImageCorrupt, ImageTooLarge) as exc:
                 raise ImageMismatch(f"{part}: {exc.message}", hint=AGAIN) from exc
         progress.step("Checking the disk")  # whoever signed it may have been wrong
-        size = check_qcow2(folder / DISK, store.settings.max_size, CHECKING_TIMEOUT)
+        size = check_qcow2(folder / DISK, store.settings.max_size)
         progress.step("Taking its digest")
-        what = manifest.Facts(source.shown, image.append, time.time(), image.os, size, _facts(offer))
-        ordered = {part: file.sha256 for part, file in image.files.items()}
-        stored = store.publish(folder, what, offer.name, ordered=ordered)
+        origin = {
+            "published": [source.origin(offer.name)],
+            "signer": f"role {offer.role}",
+            "made_from": image.made_from,
+        }
+        what = manifest.Facts(source.shown, image.append, time.time(), image.os, size, {**offer.facts, **origin})
+        stored = store.publish(folder, what, offer.name, ordered=offer.digest)
     for path in () if source.folder else packed.values():
         path.unlink(missing_ok=True)
     return stored

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from belljar.errors import ImageCorrupt, ImageMismatch, ImageUnfit, NoStore
+from belljar.errors import ImageCorrupt, NoStore
 from belljar.hints import Any
 from belljar.host.files import check_ours, read_json, sha256_of, write_whole
 from belljar.host.quick_imports import sha256
@@ -25,7 +25,7 @@ FORMAT = 1
 FILE = "manifest.json"
 DISK, KERNEL, INITRD, INPUTS = PARTS = ("disk.qcow2", "kernel", "initrd", "inputs.tar")  # the last of warm images
 LARGEST_MANIFEST = 4 << 20
-STARTS = ("boots_by", "use_firmware", "context", "agent_in_initrd", "init")  # facts
+ORIGIN = ("published", "origins", "signer", "made_from", "source_sha256")  # facts: where it came from
 
 
 @dataclass(frozen=True)
@@ -40,29 +40,19 @@ class Facts:
     facts: dict[str, Any]
 
 
-def write(folder: Path, what: Facts, *, mode: int, ordered: Mapping[str, str] | None = None) -> str:
-    """Digest the files in *folder*, write its manifest, return the image's digest. Raises ImageMismatch when digests were
-    *ordered* (by file name) and are others."""
+def write(folder: Path, what: Facts, *, mode: int) -> str:
+    """Digest the files in *folder*, write its manifest, return the image's digest."""
     files = {name: _record(folder / name) for name in PARTS if (folder / name).exists()}
-    for name, digest in (ordered or {}).items():
-        if (has := files.get(name, {}).get("sha256", "")) != digest:
-            raise ImageMismatch(f"{name}: ordered sha256 {digest}, got {has or 'nothing'}")
-    boot = boot_digest([files[name]["sha256"] for name in (KERNEL, INITRD) if name in files], what.append)
-    digest = image_digest({name: record["sha256"] for name, record in files.items()}, what.facts)
-    _save(folder, {"format": FORMAT, "digest": digest, "boot_digest": boot, "files": files, **vars(what)}, mode)
+    digest = image_digest({name: record["sha256"] for name, record in files.items()}, what.append, what.facts)
+    _save(folder, {"format": FORMAT, "digest": digest, "files": files, **vars(what)}, mode)
     return digest
 
 
-def image_digest(files: Mapping[str, str], facts: Mapping[str, Any]) -> str:
-    """What an image is known by: the digest of its disk; of a warm one of all that it is made by. *files*: digests by name."""
-    if "warm" not in facts:
-        return files[DISK]
-    return sha256("\n".join([files[DISK], files.get(INPUTS, ""), str(facts["warm"])]).encode()).hexdigest()
-
-
-def boot_digest(files: Sequence[str], append: str) -> str:
-    """A digest of how an image starts: of its kernel and ramdisk, where it has them, and of the command line."""
-    return sha256("\n".join([*files, append]).encode()).hexdigest()
+def image_digest(files: Mapping[str, str], append: str, facts: Mapping[str, Any]) -> str:
+    """What an image is known by: a digest over its *files* (their digests by name) and all that is said of it, but where it came
+    from."""
+    said = {name: fact for name, fact in facts.items() if name not in ORIGIN}
+    return sha256(json.dumps([dict(files), append, said], sort_keys=True).encode()).hexdigest()
 
 
 def read(folder: Path, names: tuple[str, ...] = ()) -> Image:
@@ -88,7 +78,7 @@ def read_unchecked(folder: Path, names: tuple[str, ...] = ()) -> Image:
 def unread(folder: Path, names: tuple[str, ...]) -> Image:
     """The image by its folder alone, good enough to be removed."""
     digest = folder.name.rpartition("-")[2]
-    return Image(digest, names, folder / DISK, 0, None, None, "", "", "", 0.0, store=folder.parent)
+    return Image(digest, names, folder / DISK, 0, None, None, "", "", 0.0, store=folder.parent)
 
 
 def verify(folder: Path, *, mode: int | None) -> list[str]:
@@ -125,19 +115,6 @@ def set_facts(folder: Path, changes: dict[str, Any], *, mode: int) -> None:
     _save(folder, value, mode)
 
 
-def start_of(image: Image) -> list[Any]:
-    """How its machines start, to be compared."""
-    return [image.boot_digest, *map(image.facts.get, STARTS)]
-
-
-def same_start(stored: Image, new: Image) -> None:
-    """Raise ImageUnfit when the same disk was asked to start in another way than the one that is stored."""
-    if start_of(stored) != start_of(new):
-        what = f"the same disk is stored already, as image {stored.called}, and starts in another way"
-        hint = "Remove that image first, with `belljar image remove --force`; a store has each disk once."
-        raise ImageUnfit(what, hint=hint)
-
-
 def _load(folder: Path) -> dict[str, Any]:
     try:
         check_ours(folder)
@@ -158,7 +135,7 @@ def _save(folder: Path, value: dict[str, Any], mode: int) -> None:
 def _image(folder: Path, value: dict[str, Any], names: tuple[str, ...]) -> Image:
     try:
         files = {name: folder / name for name in PARTS if "sha256" in value["files"].get(name, {})}
-        texts = {name: str(value[name]) for name in ("digest", "append", "boot_digest", "source", "os")}
+        texts = {name: str(value[name]) for name in ("digest", "append", "source", "os")}
         return Image(
             names=names, disk=files[DISK], virtual_size=int(value["virtual_size"]), kernel=files.get(KERNEL),
             initrd=files.get(INITRD), created=float(value["created"]), store=folder.parent, facts={**value["facts"]},

@@ -17,15 +17,16 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from belljar.agent import bundle
-from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnknown, NoStore, NotPermitted
+from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageMismatch, ImageUnknown, NoStore, NotPermitted
 from belljar.hints import TYPE_CHECKING
 from belljar.host.files import private_folder, remove_tree, sync, write_whole
 from belljar.host.locks import Lock, locked, try_lock
+from belljar.host.quick_imports import sha256
 from belljar.image import HOLD_TIMEOUT, BootFiles, Image, Settings, Surveyor, Users, is_source, name_of
 from belljar.image.boot import initramfs
 from belljar.image.store import manifest
@@ -104,7 +105,7 @@ class Store:
             firmware = firmware_of(image)
             return BootFiles(None, None, "", "uefi" if firmware is Firmware.UEFI else "", firmware)
         if image.initrd is None or not image.facts.get("agent_in_initrd"):
-            return BootFiles(image.kernel, image.initrd, image.append, image.boot_digest)
+            return BootFiles(image.kernel, image.initrd, image.append, image.digest)
         digest = initramfs.boot_digest(image)
         cached = self.folder / "cache" / digest
         # It was written in one step: it is whole, or somebody truncated it below the image's own part.
@@ -116,7 +117,7 @@ class Store:
             return BootFiles(image.kernel, cached, image.append, digest)
         init = str(image.facts.get("init") or initramfs.DEFAULT_INIT)
         append = f"{image.append} belljar.init={init}" + " belljar.inject" * (context is Context.INJECT)
-        return BootFiles(image.kernel, cached, append, manifest.boot_digest([digest], append), init=init)
+        return BootFiles(image.kernel, cached, append, sha256(f"{digest}\n{append}".encode()).hexdigest(), init=init)
 
     def interpreter(self) -> Interpreter:
         """The agent with this host's Python, packed for guests. Raises HostError, LockTimeout, NoSpace."""
@@ -199,22 +200,21 @@ class Store:
             return self.untag(reference)
         return self.remove(manifest.unread(folder, names), force=force)
 
-    def publish(
-        self, draft: Path, what: manifest.Facts, name: str | None, *, ordered: Mapping[str, str] | None = None
-    ) -> Image:
-        """Turn a finished draft into an image and give it its name. When the same disk is there already, that one stays and
-        the draft is dropped; but one that starts differently and has no other name is replaced. *ordered*: digests its
-        files must have, else ImageMismatch. Raises ImageUnfit, ImageInUse."""
+    def publish(self, draft: Path, what: manifest.Facts, name: str | None, *, ordered: str = "") -> Image:
+        """Turn a finished draft into an image and give it its name. When the same image is there already, that one stays and the draft
+        is dropped. *ordered*: the digest it must have, else ImageMismatch."""
         (draft / "lock").touch()
         (draft / "lock").chmod(0o644)
         for file in manifest.PARTS:
             with suppress(FileNotFoundError):
                 (draft / file).chmod(self.file_mode)
                 sync(draft / file)
-        digest = manifest.write(draft, what, mode=self.file_mode, ordered=ordered)
+        digest = manifest.write(draft, what, mode=self.file_mode)
+        if ordered not in ("", digest):
+            raise ImageMismatch(f"image {name}: ordered {ordered}, got {digest}")
         folder = self.folder / f"{PREFIX}{digest}"
         with self._changing(f"store {name}"):
-            self._place(draft, folder, name)
+            self._place(draft, folder)
             (folder / "maker").unlink(missing_ok=True)  # only now: `gc` removes drafts without a lock
             image = manifest.read(folder)
             return self._tag(image, name) if name else image
@@ -265,27 +265,15 @@ class Store:
         draft.rename(names / name)
         return manifest.read_unchecked(image.disk.parent, tuple(_names(self.folder).get(PREFIX + image.digest, ())))
 
-    def _place(self, draft: Path, folder: Path, name: str | None) -> None:
-        """Put it in its place. Where the same disk is stored, that stays if every byte of it is right and it starts in the same
-        way; an image that has other names never gets another start by this."""
+    def _place(self, draft: Path, folder: Path) -> None:
+        """Put it in its place. Where the same image is stored, that stays if every byte of it is right."""
         if not folder.exists():
             draft.rename(folder)
-            sync(self.folder)
-            return
-        names = tuple(_names(self.folder).get(folder.name, ()))
-        try:
-            stored, new = manifest.read_unchecked(folder, names), manifest.read_unchecked(draft)
-        except ImageCorrupt:
-            return self._exchange(draft, folder)
-        is_right = not self.complaint(stored) and not manifest.verify(folder, mode=None)
-        if set(names) <= {name} and not (is_right and manifest.start_of(stored) == manifest.start_of(new)):
-            with self._exclusive(stored) if is_right else nullcontext():
-                return self._exchange(draft, folder)
-        manifest.same_start(stored, new)
-        return remove_tree(draft) if is_right else self._exchange(draft, folder)
-
-    def _exchange(self, draft: Path, folder: Path) -> None:
-        """Replace an image with the same disk by the draft."""
+            return sync(self.folder)
+        with suppress(ImageCorrupt):
+            manifest.read(folder)
+            if not manifest.verify(folder, mode=None):
+                return remove_tree(draft)
         aside = self._aside(folder)
         draft.rename(folder)
         remove_tree(aside)

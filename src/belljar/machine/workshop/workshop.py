@@ -128,7 +128,7 @@ class Workshop:
 
 def kept_disk(overlay: Path, size: int) -> Image:
     """The disk that a machine has left, as an image to work on."""
-    return Image("", (), overlay, size, None, None, "", "", "a kept machine", 0.0)
+    return Image("", (), overlay, size, None, None, "", "a kept machine", 0.0)
 
 
 def _leaf(path: str) -> str:
