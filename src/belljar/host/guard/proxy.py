@@ -83,7 +83,7 @@ class Proxy:
                 line.writer.close()
 
     async def _route(self, line: Line, port: int) -> None:
-        """Where it says, which may be within a tunnel, or within TLS that ends here. Raises OSError."""
+        """Carry it to the host that the guest names, also within a tunnel, or within TLS that ends here. Raises OSError."""
         host = ended = ""  # the host whose TLS ended here
         outward, is_tls = None, False
         try:
