@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import re
 from pathlib import Path
 
 from belljar.errors import BadOption, BadSetting, BelljarError
@@ -15,6 +15,7 @@ from belljar.records import replace
 RESOLVERS = Path("/etc/resolv.conf")
 PROXY = ("127.0.0.1", 3128)  # 10.0.2.2:3128 for the guest: for programs that are told about a proxy
 NOTHING = "none"
+NAME_SERVER = re.compile(r"^\s*nameserver\s+([0-9.]+)(?:\s|$)", re.MULTILINE)
 
 
 def egress_of(
@@ -45,8 +46,8 @@ def list_of(what: str, texts: tuple[str, ...], error: type[BelljarError] = BadOp
             elif text != NOTHING:
                 names.append(host)
         except ValueError as exc:
-            forms = "ADDRESS[/PREFIX][:PORT[/tcp|udp]], NAME[:PORT], *.NAME[:PORT] or none"
-            raise error(f"{what}: {exc}", hint=f"Give {forms}.") from None
+            hint = "Give such an address or network, NAME[:PORT], *.NAME[:PORT] or none."
+            raise error(f"{what}: {exc}", hint=hint) from None
     return Only(tuple(places), tuple(names))
 
 
@@ -60,9 +61,4 @@ def rules_of(key: str, texts: tuple[str, ...]) -> tuple[rules.Rule, ...]:
 
 def resolvers_of(text: str) -> tuple[str, ...]:
     """The IPv4 name servers of a resolv.conf. QEMU forwards a guest's queries to the first."""
-    servers = []
-    for words in map(str.split, text.splitlines()):
-        with suppress(ValueError, IndexError):  # IPv6; no address
-            if words[0] == "nameserver" and rules.as_number(words[1]) >= 0:
-                servers.append(words[1])
-    return tuple(servers[:3])
+    return tuple(NAME_SERVER.findall(text)[:3])

@@ -36,7 +36,7 @@ class Line:
     """One side of a connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
+        self.reader, self.writer, self.outer = reader, writer, writer
 
     async def end_tls(self, context: ssl.SSLContext, sent: bytes) -> None:
         """From now on it is what is within the TLS that has begun with these bytes. Raises OSError."""
@@ -54,6 +54,13 @@ class Line:
             raise ConnectionResetError
         protocol.connection_made(inner)
         self.reader, self.writer = reader, asyncio.StreamWriter(inner, protocol, reader, loop)
+
+    async def close(self) -> None:
+        """TLS has a moment to end."""
+        self.writer.close()
+        if self.writer is not self.outer:
+            with suppress(OSError):
+                await asyncio.wait_for(self.writer.wait_closed(), LINGER)
 
 
 def addresses_of(host: str) -> list[str]:
@@ -80,10 +87,10 @@ class Proxy:
             try:
                 await self._route(line, call.port)
             finally:
-                line.writer.close()
+                await line.close()
 
     async def _route(self, line: Line, port: int) -> None:
-        """Where it says, which may be within a tunnel, or within TLS that ends here. Raises OSError."""
+        """Carry it to the host that the guest names, also within a tunnel, or within TLS that ends here. Raises OSError."""
         host = ended = ""  # the host whose TLS ended here
         outward, is_tls = None, False
         try:
