@@ -194,7 +194,7 @@ def listen(
     orders = Orders()
     give: Callable[[Order], None] = Announced(loop, orders, notice).give if notice else orders.give
     if checkpoints is not None:
-        give = checkpoints.before(give)
+        checkpoints.give, give = give, checkpoints.hear
     for name in FORWARDED:
         number = getattr(signal, f"SIG{name}")
         if signal.getsignal(number) is not signal.SIG_IGN:

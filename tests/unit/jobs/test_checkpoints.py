@@ -92,10 +92,10 @@ def folder_of(top: Path) -> Path:
 @asynccontextmanager
 async def minded(checks: Checkpoints, machine: Machine) -> AsyncIterator[Callable[[Order], None]]:
     """While the machine is kept; gives what hears the orders of its system."""
-    give = checks.before(machine.give)
+    checks.give = machine.give
     minding = asyncio.ensure_future(checks.mind())
     try:
-        yield give
+        yield checks.hear
     finally:
         minding.cancel()
         with suppress(asyncio.CancelledError):
@@ -158,7 +158,7 @@ async def test_other_orders_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("warning", "notice", "is_passed"), [(USR1, None, False), (TERM, None, True), (USR2, (signal.SIGUSR2, 60.0), True)]
+    ("warning", "notice", "is_passed"), [(USR1, None, False), (USR2, (signal.SIGUSR2, 60.0), True)]
 )
 async def test_where_no_checkpoint_can_be_made_only_usr1_reaches_no_program(
     warning: Signal,
@@ -179,10 +179,7 @@ async def test_where_no_checkpoint_can_be_made_only_usr1_reaches_no_program(
     assert full.given[1:] == ([warning] if is_passed else [])
 
 
-async def test_what_does_not_fit_into_the_grace_is_stopped_with_that_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("belljar.jobs.batch.checkpoints.SOON", -1.0)
+async def test_what_does_not_fit_into_the_grace_is_stopped_with_that_reason(tmp_path: Path) -> None:
     slow, checks = Machine(CheckpointFailed("not written within 25 s")), checkpoints(tmp_path, "on-preempt")
     async with minded(checks, slow) as give:
         give(TERM)
@@ -264,5 +261,6 @@ def test_a_system_that_does_not_answer_takes_back_what_it_told_to_end(tmp_path: 
     checks = made(tmp_path, Told(None))
     assert told(checks, Verdict.MIRROR, CANCELLED) == OWN and not folder_of(tmp_path).exists()
     checks = made(tmp_path, Told(None), "every=1h")
-    checks.before(lambda order: None)(TERM)
+    checks.give = lambda order: None
+    checks.hear(TERM)
     assert told(checks, Verdict.MIRROR, CANCELLED) == OWN and folder_of(tmp_path).exists()

@@ -34,14 +34,14 @@ from belljar.machine.orders import Freeze, Order, Signal, Stop
 from belljar.model import Cause, Outcome, OutcomeClass, Request
 from belljar.records import replace
 
-Give = Callable[[Order], None]
 EVERY = "every="
 MARGIN = 3.0  # seconds of the grace that are left for the machine's end
-SOON = 1.0  # seconds that are nothing of a grace
 
 
 class Checkpoints:
     """Of one job. They hear its system's orders first; at its end they speak for the dialect."""
+
+    give: Callable[[Order], None]  # what hears the others, and is told to freeze the machine
 
     def __init__(self, words: str, job: Job, dialect: Dialect, settings: Settings, run: Run) -> None:
         """Raises HostError where the site's folder is not on this node. A job's folder that is there at its first start is another
@@ -59,11 +59,9 @@ class Checkpoints:
         if not job.started_before:
             remove_tree(self._folder)
         self.output = Output()
-        self._give: Give = lambda order: None
-        # When one is to be made that ends the machine: the warning, and the moment by the loop's clock at which it has to be there.
-        # None: the machine is to go on.
-        self._due: asyncio.Queue[tuple[Order | None, float] | None] = asyncio.Queue()
-        self._is_told_to_end = False
+        # When the job is to leave: the warning, if one came, and the moment by the loop's clock at which a checkpoint has to be there.
+        self._due: asyncio.Queue[tuple[Order | None, float]] = asyncio.Queue()
+        self._is_told_to_end, self._told = False, ""
 
     def asked(self, request: Request) -> Request:
         """What this start of the job asks for. Raises UnsafeFolder, CheckpointUnfit."""
@@ -74,63 +72,57 @@ class Checkpoints:
 
     # -- while the machine runs ------------------------------------------------------------------------------------------
 
-    def before(self, give: Give) -> Give:
-        """What is to be called instead of *give*, with each order of the job's system."""
-        self._give = give
-        return self._hear
-
-    def _hear(self, order: Order) -> None:
-        """Pass it on, or make a checkpoint instead."""
+    def hear(self, order: Order) -> None:
+        """An order of the job's system: pass it on, or make a checkpoint instead."""
         number = order.number if isinstance(order, Signal) else None
         notice, ahead = self._job.notice or (signal.SIGUSR1, math.inf)
         self._is_told_to_end |= number == signal.SIGTERM
         if number == signal.SIGTERM and self._on_preempt:
             ahead = self._grace - MARGIN
         elif number not in (signal.SIGUSR1, notice) or not (self._on_preempt or self._on_limit):
-            self._give(order)
+            self.give(order)
             return
         self._due.put_nowait((order, asyncio.get_running_loop().time() + ahead))
 
     async def mind(self) -> NoReturn:
         """Make them when they are due, one after the other, as long as the machine is kept."""
-        loop, was_told = asyncio.get_running_loop(), False
+        loop = asyncio.get_running_loop()
         if self._on_limit and (wall := self._job.wall) is not None:
             # At half of a limit that is hardly longer than the lead: it is to come further with each start.
             at, limit = max(wall - self._lead, wall / 2), loop.time() + wall
             loop.call_later(at, self._due.put_nowait, (None, limit))
-        if self._every is not None:
-            loop.call_later(self._every, self._due.put_nowait, None)
         while True:
-            if due := await self._due.get():
-                await self._leave(*due)
-                continue
-            if (why := await self._freeze(stop=False)) and not was_told:
-                was_told = True
-                complain(f"not checkpointed: {why}", "")
-            assert self._every is not None
-            loop.call_later(self._every, self._due.put_nowait, None)
+            try:
+                async with asyncio.timeout(self._every):  # where there is one
+                    warning, until = await self._due.get()
+            except TimeoutError:
+                await self._freeze(stop=False)
+            else:
+                await self._leave(warning, until)
 
     async def _leave(self, warning: Order | None, until: float) -> None:
         """Make a checkpoint and end the machine; or pass the warning on, TERM with what is left of the grace."""
-        clock, why, is_over = asyncio.get_running_loop().time, "", False
-        with suppress(HostError):  # no thread can be started: then the freeze says so
-            is_over = await in_thread(self._standing) is Standing.OVER
-        if not is_over:
-            if not (why := await self._freeze(stop=True, within=max(until - clock(), 0.0))):
-                return
-            complain(f"not checkpointed: {why}", "")
-        number, grace = getattr(warning, "number", None), max(until + MARGIN - clock(), 0.0)
-        if why and number == signal.SIGTERM and grace < self._grace - SOON:
-            self._give(Stop(grace, f"cancelled by TERM, not checkpointed: {why}"))
-        elif warning is not None and (number != signal.SIGUSR1 or self._job.notice is not None):
-            self._give(warning)
+        clock, why = asyncio.get_running_loop().time, ""
+        is_over = await in_thread(self._standing) is Standing.OVER
+        if not is_over and not (why := await self._freeze(stop=True, within=max(until - clock(), 0.0))):
+            return
+        match warning:
+            case Signal(number=signal.SIGTERM) if why:
+                grace = max(until + MARGIN - clock(), 0.0)
+                self.give(Stop(grace, f"cancelled by TERM, not checkpointed: {why}"))
+            case Signal(number=number) if number != signal.SIGUSR1 or self._job.notice:
+                self.give(warning)
 
     async def _freeze(self, *, stop: bool, within: float = math.inf) -> str:
         """Why there is no checkpoint; "" where there is one."""
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._give(Freeze(self._folder, done, stop, within if within < math.inf else None))
+        self.give(Freeze(self._folder, done, stop, within if within < math.inf else None))
         await asyncio.wait({done})
-        return str(done.exception() or "")
+        why = str(done.exception() or "")
+        if why not in ("", self._told):
+            self._told = why
+            complain(f"not checkpointed: {why}", "")
+        return why
 
     # -- at the end ------------------------------------------------------------------------------------------------------
 
