@@ -33,20 +33,20 @@ def main() -> None:
     arguments.add_argument(
         "--writes", action="store_true", help="the machine writes a MiB of memory ten times a second"
     )
+    arguments.add_argument("--cold", action="store_true", help="the machine is booted with all its memory in one piece")
     args = arguments.parse_args()
-    figures = [
-        measure(args.belljar, args.image, memory, args.children, WRITES if args.writes else "exec sleep 1000")
-        for memory in args.memory
-    ]
+    start, then = "cold" if args.cold else "auto", WRITES if args.writes else "exec sleep 1000"
+    figures = [measure(args.belljar, args.image, memory, args.children, start, then) for memory in args.memory]
     table([*COLUMNS.values()], [[figure[name] for name in COLUMNS] for figure in figures])
-    publish(args, {"benchmark": "fork", "children": args.children, "writes": args.writes, "machines": figures})
+    how = {"children": args.children, "start": start, "writes": args.writes}
+    publish(args, {"benchmark": "fork", **how, "machines": figures})
 
 
-def measure(belljar: str, image: str, memory: int, count: int, then: str) -> dict[str, float]:
+def measure(belljar: str, image: str, memory: int, count: int, start: str, then: str) -> dict[str, float]:
     """One machine, and the forks of it, all alive at once."""
     name = f"bench-{os.getpid()}-{memory}"
     command = ["--", "sh", "-ec", FILL.format(memory // 4) + then]
-    machine = ["--image", image, "--user", "0:0", "--cwd", "/", "-m", f"{memory}M", "--name", name]
+    machine = ["--image", image, "--user", "0:0", "--cwd", "/", "-m", f"{memory}M", "--start", start, "--name", name]
     begin = time.perf_counter()
     machines = output([belljar, "run", "-d", "-n", *machine, *command]).split()
     try:

@@ -34,7 +34,7 @@ PAUSED = "pre-switchover"  # of a migration: the guest stands still, and the res
 FINAL = ("completed", "failed", "cancelled")  # states of a migration that do not change any more
 # For a migration with memory: as fast as can be; the guest stands still when the rest takes so many milliseconds. One that writes
 # more than is moved gets so many percent less of its processors, until it does not.
-QUICKLY = {"max-bandwidth": 1 << 40, "downtime-limit": 100, "cpu-throttle-initial": 50, "cpu-throttle-increment": 20}
+QUICKLY = {"max-bandwidth": 1 << 40, "downtime-limit": 50, "cpu-throttle-initial": 50, "cpu-throttle-increment": 20}
 UNFINISHED = "not finalized yet"
 LAST_RESORT = 10.0  # seconds SIGKILL may take; longer means a process in state D
 LAST_WORDS = 1.0  # seconds in which QEMU's own end explains the end of what served it

@@ -187,7 +187,7 @@ class QemuHypervisor(QemuHost):
         from belljar.hypervisor.qemu.template.forking import HEIR, SLOWEST, hand_on, move, split
 
         draft, timeout = await self._begin(spec), self._settings.boot_timeout + spec.memory / SLOWEST
-        is_live = spec.accelerator is Accelerator.KVM or abilities.DIRTY_TCG in self.abilities.features
+        is_whole = abilities.DIRTY_TCG in self.abilities.features and not spec.plugged
         # No socket: the guard of a user network keeps QEMU from writing to one.
         reader, writer = os.pipe()
         with ExitStack() as ends:
@@ -201,7 +201,9 @@ class QemuHypervisor(QemuHost):
                     point("fork-moving")
                     await domain.call("getfd", {"fdname": HEIR}, fds=[writer])
                     ends.close()
-                    still = await move(domain, switch, is_live=is_live, timeout=timeout)
+                    still = await move(
+                        domain, switch, is_live=spec.accelerator is Accelerator.KVM or is_whole, timeout=timeout
+                    )
                 await receiving
                 point("fork-moved")
                 await hand_on(spec.disk, draft)
