@@ -53,7 +53,7 @@ async def check(services: Services, life: Lifecycle, running: Running, count: in
     )
     for applies, why in refusals:
         if applies:
-            raise ForkRefused(why)
+            raise ForkRefused(f"it cannot be forked: {why}")
     room_now(life.folders, services.rules.host).refuse(
         Need(count * machine.memory, count * machine.cpus, 0, own_groups())
     )
@@ -61,7 +61,7 @@ async def check(services: Services, life: Lifecycle, running: Running, count: in
     try:
         await running.guest.set_clock()
     except GuestError as error:
-        raise ForkRefused(f"its agent does not answer: {error.message}") from error
+        raise ForkRefused(f"it cannot be forked: its agent does not answer: {error.message}") from error
 
 
 @asynccontextmanager
