@@ -49,7 +49,6 @@ from belljar.model import MIB, SEED, dumps
 FORMAT = 2  # of the folder; part of every key
 KEY = "[0-9a-f]" * 20  # what the name of a folder looks like
 RAM, MORE, STATE, DISK, CLONE, MANIFEST = "ram", "more", "state", "disk.qcow2", "clone.qcow2", "manifest.json"
-FILES = (RAM, STATE, DISK, CLONE)
 DRAFT, LOCK = ".draft", ".lock"
 LARGEST_SEED = 1 << 30
 LARGEST_OVERLAY = 64 * MIB  # an empty overlay on the largest disk
@@ -146,17 +145,17 @@ class TemplateStore:
         is_open: bool = False,
     ) -> Template:  # fmt: skip
         """The draft becomes the template. *is_open*: other users may read it."""
-        draft, memory, is_fork = self.draft(key), [RAM, *self.more(self.draft(key))], "fork" in facts
+        draft = self.draft(key)
         with no_space_as_error(draft):
             files = {}
-            for name in (*FILES, *memory[1:], *((SEED,) if (draft / SEED).exists() else ())):
+            for name in sorted(os.listdir(draft)):
                 with open(draft / name, "rb", opener=private) as file:
-                    if name not in memory or ram_is_read:
+                    if ram_is_read or not name.startswith((RAM, MORE)):
                         give(file.fileno(), (os.geteuid(), os.getegid()))
                         os.fchmod(file.fileno(), 0o444)  # its folder is closed to others, as a rule
                     elif is_open:
                         os.fchmod(file.fileno(), 0o644)
-                    if not is_fork:
+                    if "fork" not in facts:
                         os.fsync(file.fileno())
                     files[name] = identity(os.fstat(file.fileno()))
             manifest = {"key": key, "created": created, "facts": facts, "files": files, "grows": sorted(grows)}
