@@ -23,23 +23,30 @@ COLUMNS = {
     "memory": "memory MiB", "touched": "touched MiB", "still": "still s", "prepare": "prepare s", "children_per_s": "children/s",
     "private": "private MiB", "prepare / child": "prepare / child", "private / touched": "private / touched",
 }  # fmt: skip
+WRITES = "while :; do head -c 1M /dev/zero > c; sleep 0.1; done"
 
 
 def main() -> None:
     arguments = parser(__doc__ or "")
     arguments.add_argument("--memory", type=int, nargs="+", default=[256, 1024], help="MiB of the machines")
     arguments.add_argument("-n", "--children", type=int, default=8)
+    arguments.add_argument(
+        "--writes", action="store_true", help="the machine writes a MiB of memory ten times a second"
+    )
+    arguments.add_argument("--cold", action="store_true", help="the machine is booted with all its memory in one piece")
     args = arguments.parse_args()
-    figures = [measure(args.belljar, args.image, memory, args.children) for memory in args.memory]
+    start, then = "cold" if args.cold else "auto", WRITES if args.writes else "exec sleep 1000"
+    figures = [measure(args.belljar, args.image, memory, args.children, start, then) for memory in args.memory]
     table([*COLUMNS.values()], [[figure[name] for name in COLUMNS] for figure in figures])
-    publish(args, {"benchmark": "fork", "children": args.children, "machines": figures})
+    how = {"children": args.children, "start": start, "writes": args.writes}
+    publish(args, {"benchmark": "fork", **how, "machines": figures})
 
 
-def measure(belljar: str, image: str, memory: int, count: int) -> dict[str, float]:
+def measure(belljar: str, image: str, memory: int, count: int, start: str, then: str) -> dict[str, float]:
     """One machine, and the forks of it, all alive at once."""
     name = f"bench-{os.getpid()}-{memory}"
-    command = ["--", "sh", "-ec", FILL.format(memory // 4) + "exec sleep 1000"]
-    machine = ["--image", image, "--user", "0:0", "--cwd", "/", "-m", f"{memory}M", "--name", name]
+    command = ["--", "sh", "-ec", FILL.format(memory // 4) + then]
+    machine = ["--image", image, "--user", "0:0", "--cwd", "/", "-m", f"{memory}M", "--start", start, "--name", name]
     begin = time.perf_counter()
     machines = output([belljar, "run", "-d", "-n", *machine, *command]).split()
     try:

@@ -281,7 +281,7 @@ class MachineBusy(UsageError, hint="`belljar show ID` tells the machine's state.
     """The machine or lease is not in a state in which this can be done."""
 
 
-class ForkRefused(UsageError, hint="`belljar show ID` tells the machine's state."):
+class ForkRefused(UsageError, hint="Fork a machine that runs and is without this; `belljar cp` brings files."):
     """The machine has what its forks cannot have."""
 
 

@@ -266,15 +266,14 @@ class FakeHypervisor:
         return self._read(key)
 
     async def fork(
-        self, domain: Domain, spec: DomainSpec, written: Path, further: Path, point: Callable[[str], None]
+        self, domain: Domain, spec: DomainSpec, layer: Path, point: Callable[[str], None]
     ) -> tuple[Template, float]:
         remove_tree(self.template_draft(spec))
         self.template_draft(spec).mkdir()
         self.faults.strike("fork")
         for name in ("fork-moving", "fork-split", "fork-moved"):
             point(name)
-        spec.disk.rename(written)
-        spec.disk.write_bytes(b"a further overlay")
+        layer.write_bytes(b"a further overlay")  # noqa: ASYNC240
         facts = {"image_digest": spec.image_digest, "memory": spec.memory, "grows": [], "fork": spec.fork}
         (self.template_draft(spec) / "facts").write_text(json.dumps(facts))
         self.template_draft(spec).rename(self._path(self._key(spec)))

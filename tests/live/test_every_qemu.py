@@ -27,6 +27,23 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
     print(asker.recv(1000)[3] & 15)
 """
 
+# Until it is told to check, it writes numbers into pages, some of them again and again.
+WRITES = """
+import os
+pages, number = 8192, 0
+memory, numbers = bytearray(pages << 12), [0] * pages
+while not os.path.exists("/tmp/check"):
+    for number in range(number + 1, number + 1001):
+        page = number * 2654435761 % (64 if number % 8 else pages)
+        memory[page << 12 : (page + 1) << 12] = number.to_bytes(8, "little") * 512
+        numbers[page] = number
+wrong = [page for page in range(pages) if memory[page << 12 : (page + 1) << 12] != numbers[page].to_bytes(8, "little") * 512]
+with open("/tmp/told", "w") as file:
+    print(len(wrong), number > 1000, file=file)
+os.rename("/tmp/told", "/tmp/checked")
+"""
+CHECK = "touch /tmp/check; until [ -e /tmp/checked ]; do sleep 0.1; done; cat /tmp/checked"
+
 
 class Place:
     """A room of a suite with this belljar, the tests' images, and templates of its own."""
@@ -119,6 +136,23 @@ def test_a_warm_image_has_one_memory_for_every_network(place: Place) -> None:
             assert shown.count("0202000A") == 1 + (network == "user") and len(shown.splitlines()) == 3 + lines
     finally:
         place.belljar("image", "remove", "prepared")
+
+
+@pytest.mark.parametrize("memory", ["256M", "1G"])  # in one piece, which may move while the guest runs, and in two
+def test_forks_of_a_machine_that_writes_have_all_that_it_wrote(place: Place, memory: str) -> None:
+    words = ("run", "-d", "-n", "-m", memory, "--user", "0:0", "--cwd", "/", "--", "python3", "-c", WRITES)
+    machines = place.belljar(*words).stdout.decode().split()
+    try:
+        assert place.belljar("exec", "--wait", "60s", machines[0], "--", "true").returncode == 0
+        for _ in range(5):
+            machines += place.belljar("fork", machines[0]).stdout.decode().split()
+        assert len(machines) == 6
+        for machine in reversed(machines):
+            done = place.belljar("exec", "--wait", "60s", machine, "--", "sh", "-c", CHECK)
+            assert done.stdout == b"0 True\n", done.stderr
+    finally:
+        for machine in machines:
+            place.belljar("stop", machine)
 
 
 def test_a_query_that_is_not_allowed_is_answered_at_once(place: Place) -> None:

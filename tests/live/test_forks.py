@@ -136,4 +136,4 @@ def test_what_cannot_be_forked_is_said_in_a_line_and_goes_on(prepared: Belljar, 
         assert done.stderr.count(b"\n") == 2 and belljar("exec", id, "--", "true").returncode == 0
         belljar("stop", id)
     done = belljar("fork", id)
-    assert done.returncode == 125 and b"has ended" in done.stderr
+    assert done.returncode == 125 and b"not running" in done.stderr

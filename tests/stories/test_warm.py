@@ -18,8 +18,7 @@ from belljar.host.guard.traffic import Call, Refusal
 from belljar.hypervisor import EventKind, Nic
 from belljar.hypervisor.libvirt.driver import LibvirtHypervisor
 from belljar.image import Recipe
-from belljar.image.warm import written
-from belljar.model import GIB, MIB, Account, Cause, NetworkMode, OwnWork, Payload, Start
+from belljar.model import GIB, MIB, Account, Cause, NetworkMode, OwnWork, Payload, Start, dumps, to_json
 from belljar.network import EgressMode, Networks, Settings, mac_address
 
 RECIPE = Recipe(
@@ -35,7 +34,7 @@ def warm(runtime: Runtime) -> Runtime:
 
 def prepared_by(recipe: Recipe, runtime: Runtime) -> Runtime:
     image = fake_image("warm")
-    runtime.images = FakeStore({"warm": replace(image, facts={**image.facts, "warm": written(recipe)})})
+    runtime.images = FakeStore({"warm": replace(image, facts={**image.facts, "warm": dumps(to_json(recipe)).decode()})})
     return runtime
 
 

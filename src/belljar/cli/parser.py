@@ -64,9 +64,17 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=Formatter, **kwargs)
         self.set_defaults(prog=self.prog)  # with the act of a verb that has some
+        self.is_cut = False  # the words from `--` on are its command, which are nothing of argparse's
         self._positionals.title = "arguments"
         self.add_argument("--config", dest="config_file", metavar="FILE", help=argparse.SUPPRESS)
         self.add_argument("-v", "--verbose", action="store_true", help=argparse.SUPPRESS)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        at = args.index("--") if self.is_cut and "--" in args else len(args)
+        found, rest = super().parse_known_args(args[:at], namespace)
+        if self.is_cut:
+            found.command = args[at:]
+        return found, rest
 
     def take(self, verb: Verb) -> None:
         """Its options and parameters, with those of its acts; `args.act` and `args.carry_out` are of the one that is meant."""
@@ -76,7 +84,9 @@ class Parser(argparse.ArgumentParser):
         if verb.acts:
             below = self.add_subparsers(dest="act", title="commands", metavar="COMMAND", required=True)
             for name, act in verb.acts.items():
-                below.add_parser(name, help=act.help, description=f"{act.help[0].upper()}{act.help[1:]}.").take(act)
+                below.add_parser(
+                    name, help=act.help, description=f"{act.help[0].upper()}{act.help[1:]}.", usage=act.usage or None
+                ).take(act)
 
     def format_help(self) -> str:
         """What it does, examples, usage, and each option."""
@@ -157,7 +167,7 @@ def _joined(table: str) -> str:
     return re.sub(r"\n\s*\|(?= )", "", table)
 
 
-def add(parser: argparse.ArgumentParser, table: str) -> None:
+def add(parser: Parser, table: str) -> None:
     below: Any = parser
     choice: Any = None
     for row in _joined(table).splitlines():
@@ -167,6 +177,9 @@ def add(parser: argparse.ArgumentParser, table: str) -> None:
             below = parser.add_argument_group(row.strip("[]"))
             continue
         left, _, help = row.partition(" | ")
+        if left.startswith("-- "):
+            parser.is_cut = True
+            continue
         names, argument = _argument(left.split())
         if left.startswith("/ "):
             choice = choice or parser.add_mutually_exclusive_group(required=argument.pop("required", False))

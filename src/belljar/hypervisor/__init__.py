@@ -338,11 +338,11 @@ class Templates(Protocol):
         """Start cold, on the disk that `prepare_template` made. `save_template` can follow."""
 
     async def fork(
-        self, domain: Domain, spec: DomainSpec, written: Path, further: Path, point: Callable[[str], None]
+        self, domain: Domain, spec: DomainSpec, layer: Path, point: Callable[[str], None]
     ) -> tuple[Template, float]:
         """A running domain becomes a template; returns that, and for how many seconds the domain stood still. It goes on, also after
         an error. *spec*: its own, with the name of the fork, whose lock is held and whose draft is journaled, and with the disc that is
-        in its drive. Its disk is split: what is in it by now becomes *written*, and *further* takes its place. *point* is
+        in its drive. Its disk is only read from then on, and the *layer* is its disk; it is not there where that failed. *point* is
         called with the name of each step. Raises HypervisorError, NoSpace, ImageCorrupt."""
 
     def fork_lock(self, key: str) -> Path:

@@ -11,7 +11,7 @@ import os
 import shlex
 import tarfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -25,28 +25,12 @@ from belljar.image import Image, Recipe
 from belljar.image.intake import intake
 from belljar.image.store import manifest
 from belljar.image.store.store import Store
-from belljar.model import NetworkMode, dumps, to_json
+from belljar.model import NetworkMode, Transfer, dumps, to_json
 from belljar.reading import from_json
 from belljar.records import replace
 
 COPYING = 4 * 3600.0
 OF_THE_BASE = ("published", "signer", "made_from")  # facts that are not the warm image's
-
-
-def read(text: str) -> Recipe:
-    """The recipe that a fact has. Raises ValueError."""
-    recipe = from_json(Recipe, json.loads(text), {"cpus": 1, "memory": 1, "timeout": 0})
-    if recipe.network not in (NetworkMode.NONE, NetworkMode.USER):
-        raise ValueError(f"network: {recipe.network.value!r}: not none or user")
-    return recipe
-
-
-def written(recipe: Recipe) -> str:
-    """The text of that fact. One without a network is as it was before there were any, and so is the image's digest."""
-    values = to_json(recipe)
-    if recipe.network is NetworkMode.NONE:
-        del values["network"], values["allow"]
-    return dumps(values).decode()
 
 
 def store_nameless(store: Store, base: Image, recipe: Recipe) -> Image:
@@ -57,26 +41,27 @@ def store_nameless(store: Store, base: Image, recipe: Recipe) -> Image:
         raise BadOption(f"image {base.called} is warm already", hint=hint)
     with store.hold(base, "warm"), intake.draft(store, "warm") as folder, no_space_as_error(folder):
         intake.borrow(store, base, (manifest.DISK, manifest.KERNEL, manifest.INITRD), folder)
-        recipe = replace(recipe, payload=replace(recipe.payload, inputs=_pack(recipe, folder / manifest.INPUTS)))
+        inputs = _pack(recipe.payload.inputs, folder / manifest.INPUTS)
+        recipe = replace(recipe, payload=replace(recipe.payload, inputs=inputs))
         facts: dict[str, Any] = {key: fact for key, fact in base.facts.items() if key not in OF_THE_BASE}
-        facts["warm"] = written(recipe)
+        facts["warm"] = dumps(to_json(recipe)).decode()
         what = manifest.Facts(f"warm {base.called}", base.append, time.time(), base.os, base.virtual_size, facts)
         return store.publish(folder, what, None)
 
 
-def _pack(recipe: Recipe, archive: Path) -> tuple[Any, ...]:
+def _pack(inputs: Sequence[Transfer], archive: Path) -> tuple[Transfer, ...]:
     """The inputs with their content in the archive, each under a number. The same files make the same archive."""
-    inputs = recipe.payload.inputs
     if not inputs:
         return ()
-    names = [f"{number}/{os.path.basename(item.outside)}" for number, item in enumerate(inputs)]
+    kept = []
     with tarfile.open(archive, "w") as tar:
-        for item, name in zip(inputs, names, strict=True):
+        for number, item in enumerate(inputs):
+            kept.append(replace(item, outside=f"{number}/{os.path.basename(item.outside)}"))
             try:
-                tar.add(item.outside, name)
+                tar.add(item.outside, kept[-1].outside)
             except OSError as exc:
                 raise InputMissing(f"--in {exc.filename or item.outside}: {exc.strerror}") from exc
-    return tuple(replace(item, outside=name) for item, name in zip(inputs, names, strict=True))
+    return tuple(kept)
 
 
 def recipe_of(image: Image) -> Recipe:
@@ -85,6 +70,14 @@ def recipe_of(image: Image) -> Recipe:
         return read(str(image.facts["warm"]))
     except ValueError as exc:
         raise ImageCorrupt(f"image {image.called}: its recipe cannot be read: {exc}") from exc
+
+
+def read(text: str) -> Recipe:
+    """The recipe that a fact has. Raises ValueError."""
+    recipe = from_json(Recipe, json.loads(text), {"cpus": 1, "memory": 1, "timeout": 0})
+    if recipe.network not in (NetworkMode.NONE, NetworkMode.USER):
+        raise ValueError(f"network: {recipe.network.value!r}: not none or user")
+    return recipe
 
 
 @contextmanager
@@ -102,14 +95,13 @@ def described(image: Image) -> Mapping[str, Any]:
     recipe = image.recipe
     if recipe is None:
         return {}
-    payload = recipe.payload
-    script = {} if payload.script is None else {"script": f"sha256:{sha256(payload.script).hexdigest()}"}
+    payload, script = recipe.payload, recipe.payload.script
     return {
-        "warm": "", "base": f"{recipe.base_name} {recipe.base}", "prepare": shlex.join(map(os.fsdecode, payload.argv)), **script,
-        "env": [f"{os.fsdecode(name)}={os.fsdecode(value)}" for name, value in payload.env],
+        "warm": "", "base": f"{recipe.base_name} {recipe.base}", "prepare": shlex.join(map(os.fsdecode, payload.argv)),
+        "script": f"sha256:{sha256(script).hexdigest()}" if script else "",
+        "env": [os.fsdecode(name + b"=" + value) for name, value in payload.env],
         "inputs": [f"{item.outside.partition('/')[2]}:{item.inside}" for item in payload.inputs],
         "cwd": os.fsdecode(payload.cwd or payload.account.home), "user": payload.account.name,
-        "cpus": recipe.cpus, "memory": recipe.memory,
-        "network": "" if recipe.network is NetworkMode.NONE else recipe.network.value, "reaches only": recipe.allow,
+        "cpus": recipe.cpus, "memory": recipe.memory, "network": recipe.network.value, "reaches only": recipe.allow,
         "by": recipe.by,
     }  # fmt: skip

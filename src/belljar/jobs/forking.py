@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from belljar.errors import BelljarError, MachineBusy, NoSuchMachine
+from belljar.errors import BelljarError
 from belljar.hints import TYPE_CHECKING
 from belljar.jobs.starting import make_request
 from belljar.machine import MachineView
@@ -23,16 +23,10 @@ def fork(
 ) -> list[MachineId]:
     """So many machines that go on where this one stands, all claimed when this returns, or none lives. Each runs the *payload*; without
     one it stands ready. Raises MachineBusy, and what kept one from being claimed."""
-    if not view.alive:
-        raise NoSuchMachine(f"{view.id}: the machine has ended")
     work = OwnWork(ready=Probe(Sign.AGENT)) if payload is None else RunPayload(payload)
     parent: MachineSpec = from_json(MachineSpec, view.request["machine"])
-    with control.connect(view.folder) as connection:
-        connection.settimeout(PATIENCE)
-        try:
-            key = str(control.ask(connection, "fork", count=count)["fork"])
-        except MachineBusy as error:
-            raise MachineBusy(f"{view.id} cannot be forked: {error.message}", hint=error.hint) from error
+    with control.connect(view.folder, patience=PATIENCE) as connection:
+        key = str(control.ask(connection, "fork", count=count)["fork"])
         machine = replace(parent, fork=key, start=Start.CLONE, ports=())
         requests = []
         for number in range(1, count + 1):

@@ -42,7 +42,8 @@ SLOTS = {
     "members": [{"name": n} for n in ("type", "vcpus-count", "props", "qom-path")],
 }
 OLD, LATER = (ADDRESSES, RAM, OBJECTS), (WITH_FILES, WITH_ROM, OBJECTS, LOOP)
-NEW = (*LATER, SLOTS, MONITORS)
+MOVES = {"name": "8", "meta-type": "enum", "members": [{"name": "auto-converge"}, {"name": "mapped-ram"}]}
+NEW = (*LATER, SLOTS, MONITORS, MOVES)
 
 
 def answers(schema: Sequence[object]) -> bytes:

@@ -35,10 +35,10 @@ static int belljar_hold(char ***argv) {
     for (number = 0; number < count; number++) groups[number] = atoi(NEXT);
     if (!geteuid() && (setgroups(count, groups) || setgid(gid) || setuid(uid))) return -1;
     if (chdir(cwd)) return -1;
-    for (number = 3 * atoi(NEXT); number > 0; number--) NEXT; /* limits: set those you need by setrlimit */
+    for (number = atoi(NEXT); number > 0; number--) NEXT; /* limits: set those you need by setrlimit */
     *argv = (char **)calloc((count = atoi(NEXT)) + 1, sizeof **argv);
     for (number = 0; number < count; number++) (*argv)[number] = NEXT;
     clearenv();
-    for (number = atoi(NEXT); number > 0; number--) name = NEXT, setenv(name, NEXT, 1);
+    for (number = atoi(NEXT); number > 0; number -= 2) name = NEXT, setenv(name, NEXT, 1);
     return count;
 }

@@ -36,7 +36,13 @@ def hold(path: str = SOCKET) -> Arguments:
         if stream is not None:
             stream.flush()
     began = time.time()
-    words, files = _wait(path)
+    line = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    try:
+        line.connect(path)
+        words, files = _take(line)
+    except OSError as exc:
+        text = "a program is held by `belljar image warm`, while that prepares the image, and nowhere else ({})"
+        raise NotHeld(text.format(exc.strerror)) from None
     if words[0] != b"job":
         raise NotHeld(os.fsdecode(b" ".join(words)) or "the preparation ended before a job came")
     arguments = _become(words, files)
@@ -45,19 +51,8 @@ def hold(path: str = SOCKET) -> Arguments:
     return arguments
 
 
-def _wait(path: str) -> "tuple[list[bytes], list[int]]":
-    """The order, as words, and the standard streams, as descriptors."""
-    line = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    try:
-        line.connect(path)
-        return _take(line)
-    except OSError as exc:
-        text = "a program is held by `belljar image warm`, while that prepares the image, and nowhere else ({})"
-        raise NotHeld(text.format(exc.strerror)) from None
-
-
 def _take(line: _socket.socket) -> "tuple[list[bytes], list[int]]":
-    """What the agent says, when it does."""
+    """What the agent says, when it does: the order, as words, and the standard streams, as descriptors."""
     data, files = b"", [0][:0]
     while True:
         part, rights, _, _ = line.recvmsg(1 << 16, _socket.CMSG_SPACE(12))
@@ -70,14 +65,10 @@ def _take(line: _socket.socket) -> "tuple[list[bytes], list[int]]":
 
 
 def _become(order: "list[bytes]", files: "list[int]") -> Arguments:
-    """What the order says: its words are read one by one, each list behind its length."""
+    """What the order says. Each list has its length before it."""
     words = iter(order[1:])
-
-    def some(each: int = 1) -> "list[list[bytes]]":
-        return [[next(words) for _ in range(each)] for _ in range(int(next(words)))]
-
-    kinds, umask, cwd, uid, gid = next(words), int(next(words)), next(words), int(next(words)), int(next(words))
-    groups, limits, argv, env = some(), some(3), some(), some(2)
+    kinds, umask, cwd, uid, gid = (next(words) for _ in range(5))
+    groups, limits, argv, env = ([next(words) for _ in range(int(next(words)))] for _ in range(4))
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
@@ -86,25 +77,25 @@ def _become(order: "list[bytes]", files: "list[int]") -> Arguments:
     if limits:
         import resource
 
-        for name, soft, hard in limits:
+        for at in range(0, len(limits), 3):
+            name, soft, hard = limits[at : at + 3]
             resource.setrlimit(getattr(resource, "RLIMIT_" + name.decode()), (int(soft), int(hard)))
-    os.umask(umask)
+    os.umask(int(umask))
     if os.geteuid() == 0:
-        os.setgroups([int(group) for (group,) in groups])
-        os.setgid(gid)
-        os.setuid(uid)
+        os.setgroups([int(group) for group in groups])
+        os.setgid(int(gid))
+        os.setuid(int(uid))
     os.environb.clear()
-    os.environb.update((name, value) for name, value in env)
+    os.environb.update((env[at], env[at + 1]) for at in range(0, len(env), 2))
     os.chdir(cwd)
-    return Arguments(os.fsdecode(word) for (word,) in argv)
+    return Arguments(os.fsdecode(word) for word in argv)
 
 
 def _seed() -> None:
     """No two machines draw the same numbers, where a program uses the generators that these modules share."""
-    if "random" in sys.modules:
-        sys.modules["random"].seed()
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
+    for name in ("random", "numpy.random"):
+        if name in sys.modules:
+            sys.modules[name].seed()
     if "ssl" in sys.modules:
         sys.modules["ssl"].RAND_add(os.urandom(64), 64.0)
 

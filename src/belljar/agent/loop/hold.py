@@ -45,19 +45,18 @@ class Held(Zygote):
         self.inner, self.outer = three_pipes()
 
     def go(self, job: Job) -> None:
-        """Hand over the order and the standard streams."""
+        """Hand over the order and the standard streams. Each list has its length before it."""
         job.read_rest()
         account, null = job.account, os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        argv = [job.path, *job.argv[1:]] if job.path else job.argv
-        groups = [b"%d" % group for group in account.group_ids]
-        limits = [word for row in job.rlimits for word in row]
-        env = [word for pair in job.env.pairs for word in pair]
-        head = [b"job", job.stdio.encode(), b"%d" % job.umask, job.cwd, b"%d" % account.uid, b"%d" % account.gid]
-        data = join(
-            *head, b"%d" % len(groups), *groups, b"%d" % len(job.rlimits), *limits, b"%d" % len(argv), *argv,
-            b"%d" % len(job.env), *env,
-        )  # fmt: skip
+        words = [b"job", job.stdio.encode(), b"%d" % job.umask, job.cwd, b"%d" % account.uid, b"%d" % account.gid]
+        groups, argv = [b"%d" % group for group in account.group_ids], job.argv
+        if job.path:
+            argv = [job.path, *argv[1:]]
+        limits, env = ([word for row in rows for word in row] for rows in (job.rlimits, job.env.pairs))
+        for part in (groups, limits, argv, env):
+            words += [b"%d" % len(part), *part]
         files = [{"s": fd, "o": self.inner[1]}.get(kind, null) for kind, fd in zip(job.stdio, self.inner, strict=True)]
+        data = join(*words)
         try:  # a child that was forked since has the line, too: that it ends is said
             rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("3i", *files))
             self.line.sendall(data[self.line.sendmsg([data], [rights]) :])
@@ -69,57 +68,46 @@ class Held(Zygote):
 
 
 class Holder:
-    """Where the programs of a preparation say that they are ready; at most one is held."""
+    """Where the programs of a preparation say that they are ready, until it is closed; at most one is held."""
 
-    def __init__(self, agent: Channel, path: str) -> None:
-        self.agent, self.path = agent, path
-        self.listener: _socket.socket | None = None
-        self.preparation: Process | None = None  # whose program is held
-        self.line: _socket.socket | None = None
-        self.uid = 0  # of that program
-
-    def open(self, preparation: Process) -> None:
-        """From now on it may say so."""
-        self.preparation, self.listener = preparation, _socket.socket(_socket.AF_UNIX)
-        self.listener.bind(self.path)
-        os.chmod(self.path, 0o666)
+    def __init__(self, agent: Channel, path: str, preparation: Process) -> None:
+        self.agent, self.path, self.preparation = agent, path, preparation
+        self.line: _socket.socket | None = None  # to the program that is held
+        self.listener = _socket.socket(_socket.AF_UNIX)
+        self.listener.bind(path)
+        os.chmod(path, 0o666)
         self.listener.listen()
-        self.agent.watch(self.listener.fileno(), select.EPOLLIN, self._accept)
+        agent.watch(self.listener.fileno(), select.EPOLLIN, self._accept)
 
     def close(self) -> None:
-        """What is held stays so; no other can be."""
-        if self.listener is not None:
-            self.agent.unwatch(self.listener.fileno())
-            self.listener.close()
-            os.unlink(self.path)
-            self.listener = None
-        if self.line is None:
-            self.preparation = None
+        """What is held stays so."""
+        self.agent.unwatch(self.listener.fileno())
+        self.listener.close()
+        os.unlink(self.path)
 
     def _accept(self, events: int) -> None:
-        assert self.listener is not None and self.preparation is not None
         line = _socket.socket(fileno=self.listener._accept()[0])  # type: ignore[attr-defined]
         if self.line is not None or self.preparation.end is not None:
             line.send(b"another program is held already, or the preparation has ended")
             line.shutdown(_socket.SHUT_WR)
             return line.close()
         self.line = line
-        self.uid = CREDENTIALS.unpack(line.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, CREDENTIALS.size))[1]
         self.preparation.hold()
 
     def take(self, job: Job) -> Held | None:
         """The held program for its job, once; None where there is none. Raises Refused."""
-        if self.preparation is None or self.line is None or self.listener is not None:
+        if (line := self.line) is None:
             return None
         if job.terminal:
             raise Refused("refused", "a held program takes no terminal: leave --tty out")
-        if self.uid not in (0, job.account.uid):
-            problem = f"the held program runs as uid {self.uid} and cannot become uid {job.account.uid}"
+        _, uid, _ = CREDENTIALS.unpack(line.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, CREDENTIALS.size))
+        if uid not in (0, job.account.uid):
+            problem = f"the held program runs as uid {uid} and cannot become uid {job.account.uid}"
             raise Refused("refused", f"{problem}: prepare the image as root, or as the job's user")
-        if self.preparation.end is not None or select.select([self.line], [], [], 0)[0]:
+        if self.preparation.end is not None or select.select([line], [], [], 0)[0]:
             raise Refused("refused", "the held program has ended before it was given a job")
-        held, self.preparation = Held(self.preparation, self.line), None
-        return held
+        self.line = None
+        return Held(self.preparation, line)
 
 
 def spent(pid: int) -> tuple[float, float]:

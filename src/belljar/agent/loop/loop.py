@@ -30,7 +30,7 @@ class Agent(Channel):
     def __init__(self, fd: int, guest: Guest, *, is_port: bool) -> None:
         super().__init__(fd, is_port)
         self.guest = guest
-        self.holder = Holder(self, guest.hold_socket)
+        self.holder: Holder | None = None  # of a preparation
         self.processes: dict[int, Process | Connection] = {}
         self.dying: list[Process | Connection] = []
         self.ending: list[int] = []
@@ -151,7 +151,7 @@ class Agent(Channel):
         self.has_put = self.has_put or job.builtin == b"put"
         job.began = self.began
         zygote: Zygote | None = None
-        held = None if job.builtin else self.holder.take(job)
+        held = None if job.builtin or self.holder is None else self.holder.take(job)
         if held is None and not job.terminal and not job.builtin:
             zygote, self.zygote = self.zygote, None
         process = self.processes[number] = Process(self, self.guest, number, job, held or zygote, self._gone)
@@ -159,7 +159,7 @@ class Agent(Channel):
             process.before = spent(held.pid)
         try:
             if job.prepares:
-                self.holder.open(process)
+                self.holder = Holder(self, self.guest.hold_socket, process)
             process.launch()
         except BaseException:
             process.drop_flows()
@@ -197,7 +197,8 @@ class Agent(Channel):
         """Become what a template is made of: nothing runs, nothing is open, everything was done once."""
         import gc
 
-        self.holder.close()
+        if self.holder is not None:
+            self.holder.close()
         for process in [process for process in self.processes.values() if process.stays]:
             del self.processes[process.number]
         self._abandon_all()

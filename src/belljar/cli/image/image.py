@@ -13,7 +13,7 @@ from typing import Any
 
 from belljar.assembly import Runtime
 from belljar.cli.machine import request as words
-from belljar.cli.parser import Args, Parser, Verb, acts, add
+from belljar.cli.parser import Args, Verb, acts, after_dashes
 from belljar.cli.render import moment
 from belljar.cli.render import show as put
 from belljar.context import choose
@@ -246,76 +246,43 @@ def key(args: Args, runtime: Runtime) -> None:
 
 
 LONGEST = 3600.0  # seconds a preparation may take where nothing else is said
-PREPARING = """\
---from IMAGE @base | the image to prepare: name or digest
--c --cpus N | virtual processors; its machines have no fewer
--m --memory SIZE | memory; its machines have no less
---in PATH[:DST] * @inputs | file or folder to copy in first; it is kept with the image
--e --env K=V * | set a variable
---cwd PATH | working directory (default: your current path, or the home of --user)
---user NAME|UID[:GID] | the user in the guest (default: you)
---network {none,user} | none (the default), or user: outgoing connections
---allow HOST * | all that it may reach, as in `belljar run`
---secret NAME=SOURCE,host=HOST *
---time TIME | the longest time it may take (1h)
-"""
-WARM_USAGE = "belljar image warm NAME --from IMAGE [options] -- PREPARE ARG..."
 
 
 def warm(args: Args, runtime: Runtime) -> None:
     """Store the image, prepare its memory once, and give it its name: an image that cannot be prepared is not kept."""
-    _read_words(args)
+    check_name(args.name)
+    if not after_dashes(args):
+        raise BadOption(
+            "nothing prepares it", hint=f"Put `--` before the command: {args.prog} NAME --from IMAGE -- CMD."
+        )
+    for option in ("cpus", "memory", "time"):
+        words.above_zero(f"--{option}", getattr(args, option))
     _ = runtime.hypervisor.cloning  # raises where machines are always booted cold
     ensure_image(runtime, args.base)
-    store = runtime.images
-    base = store.resolve(args.base)
+    store, base = runtime.images, runtime.images.resolve(args.base)
     recipe = _recipe(args, base, runtime)
-    before = {image.digest for image in store.images() if image.store == store.folder}
     image = store_nameless(store, base, recipe)
     try:
         _prepare(image, recipe, runtime)
         store.tag(image, args.name)
     except BaseException:  # re-raised: an interrupt leaves no image either
-        if image.digest not in before:
-            with suppress(ImageUnknown, ImageInUse):  # another command may make the same one
-                store.remove(image, force=True, nameless=True)
+        with suppress(ImageUnknown, ImageInUse):  # another command may make the same one
+            store.remove(image, force=True, nameless=True)
         raise
     print(image.digest)
-
-
-def _read_words(args: Args) -> None:
-    """With the options that stand between the name and `--`, which argparse takes for the command's. It takes a `--` away that is
-    right behind the name."""
-    line = args.command if "--" in args.command else [*args.command, "--"]
-    head = line[: line.index("--")] if line[0].startswith("-") else []
-    parser = Parser(prog=args.prog, usage=WARM_USAGE)
-    add(parser, PREPARING)
-    parser.parse_args(head, namespace=args)
-    args.command = ["--", *(args.command[len(head) + 1 :] if head else args.command)]
-    check_name(args.name)
-    if args.base is None:
-        raise BadOption("--from is missing", hint="It names the image to prepare.")
-    if args.command == ["--"]:
-        raise BadOption("nothing prepares it", hint=f"Put `--` before the command: {WARM_USAGE}.")
-    if args.secret:
-        problem = "whoever can use the image can read what its preparation was given"
-        raise BadOption(f"--secret: {problem}", hint="Give it to the image's jobs: `belljar run --secret`.")
-    for option in ("cpus", "memory", "time"):
-        words.above_zero(f"--{option}", getattr(args, option))
 
 
 def _recipe(args: Args, base: Image, runtime: Runtime) -> Recipe:
     """What the arguments ask for, in this place."""
     payload = words.unattended(words.payload(args, words.account_of(args.user, base.container), base.container))
-    payload = replace(payload, rlimits=(), prepares=True)
     usual = None if args.allow else NetworkMode.NONE
     machine = make_request(
         runtime.settings, RunPayload(payload), cpus=args.cpus, memory=args.memory, allow=tuple(args.allow),
         network=NetworkMode(args.network) if args.network else usual,
     ).machine  # fmt: skip
     return Recipe(
-        base.digest, base.called, payload, machine.cpus, machine.memory, args.time or LONGEST, caller().name,
-        machine.network, machine.allow,
+        base.digest, base.called, replace(payload, rlimits=(), prepares=True), machine.cpus, machine.memory,
+        args.time or LONGEST, caller().name, machine.network, machine.allow,
     )  # fmt: skip
 
 
@@ -353,9 +320,20 @@ FILE|URL|CONTAINER @source | a path, or an address (file, http or https); or doc
 --firmware {{auto,bios,uefi,none}} =auto | auto: boot the disk's kernel directly, else its boot loader; bios, uefi: its boot loader;
 | none: never its boot loader
 --context {{Context}} =auto | {CONTEXT}
-# warm +preparing | make a warm image: a command prepares a guest, and jobs start where it ended, with what it has loaded
+# warm | make a warm image: a command prepares a guest, and jobs start where it ended, with what it has loaded
+$ belljar image warm NAME --from IMAGE [options] -- CMD ARG...
 NAME | the new image's name
-CMD ... @command
+-- CMD
+--from IMAGE ! @base | the image to prepare: name or digest
+-c --cpus N | virtual processors; its machines have no fewer
+-m --memory SIZE | memory; its machines have no less
+--in PATH[:DST] * @inputs | file or folder to copy in first; it is kept with the image
+-e --env K=V * | set a variable
+--cwd PATH | working directory (default: your current path, or the home of --user)
+--user NAME|UID[:GID] | the user in the guest (default: you)
+--network {{none,user}} | none (the default), or user: outgoing connections
+--allow HOST * | all that it may reach, as in `belljar run`
+--time TIME | the longest time it may take (1h)
 # list +format | list the images
 # show +format | show all that is known about an image
 {IMAGE}
@@ -401,4 +379,4 @@ NAME * @names | names (default: those that this host already has from there)
 # key | print the public part of a signing key, for `publish --delegate`; the key is made if there is none
 FILE | the private key"""
 WHAT = "Disk images, from which machines boot. They never change."
-VERBS = {"image": Verb(WHAT, acts=acts(ACTS, globals(), preparing=PREPARING))}
+VERBS = {"image": Verb(WHAT, acts=acts(ACTS, globals()))}

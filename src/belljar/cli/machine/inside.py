@@ -124,8 +124,6 @@ def ssh(args: Args, runtime: Runtime) -> int:
 
 
 def fork(args: Args, runtime: Runtime) -> None:
-    if args.count < 1:
-        raise BadOption(f"--count {args.count}: not a number of machines")
     words.check_name(args.name)
     runtime, view = reach(runtime, args.machine)
     payload = words.unattended(_payload(args, runtime, view)) if after_dashes(args) else None

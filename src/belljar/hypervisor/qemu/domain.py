@@ -32,8 +32,9 @@ RESIZE = "block_resize"
 PLUGGING = ("object-add", "device_add", RESIZE)
 PAUSED = "pre-switchover"  # of a migration: the guest stands still, and the rest of its state is not written yet
 FINAL = ("completed", "failed", "cancelled")  # states of a migration that do not change any more
-# For a migration with memory: as fast as can be; the guest stands still when the rest takes so many milliseconds.
-QUICKLY = {"max-bandwidth": 1 << 40, "downtime-limit": 100}
+# For a migration with memory: as fast as can be; the guest stands still when the rest takes so many milliseconds. One that writes
+# more than is moved gets so many percent less of its processors, until it does not.
+QUICKLY = {"max-bandwidth": 1 << 40, "downtime-limit": 50, "cpu-throttle-initial": 50, "cpu-throttle-increment": 20}
 UNFINISHED = "not finalized yet"
 LAST_RESORT = 10.0  # seconds SIGKILL may take; longer means a process in state D
 LAST_WORDS = 1.0  # seconds in which QEMU's own end explains the end of what served it
@@ -74,7 +75,12 @@ class Migration:
 
 def capabilities(*, with_memory: bool, pauses: bool = False) -> dict[str, Any]:
     """For a migration: does its stream have memory that is in a file, too? It tells where it is, and may pause before its last part."""
-    states = {"events": True, "x-ignore-shared": not with_memory, "pause-before-switchover": pauses}
+    states = {
+        "events": True,
+        "x-ignore-shared": not with_memory,
+        "pause-before-switchover": pauses,
+        "auto-converge": pauses,
+    }
     return {"capabilities": [{"capability": name, "state": state} for name, state in states.items()]}
 
 

@@ -182,12 +182,12 @@ class QemuHypervisor(QemuHost):
         return await publish(self._templates, self._facts(spec), grows, ram_is_read=ram_is_read, is_open=is_open)
 
     async def fork(
-        self, domain: Any, spec: DomainSpec, written: Path, further: Path, point: Callable[[str], None]
+        self, domain: Any, spec: DomainSpec, layer: Path, point: Callable[[str], None]
     ) -> tuple[Template, float]:
-        from belljar.hypervisor.qemu.template.forking import HEIR, LIVE, SLOWEST, Split, move
+        from belljar.hypervisor.qemu.template.forking import HEIR, SLOWEST, hand_on, move, split
 
-        draft, split = await self._begin(spec), Split(domain, spec, written, further, point)
-        timeout = self._settings.boot_timeout + spec.memory / SLOWEST
+        draft, timeout = await self._begin(spec), self._settings.boot_timeout + spec.memory / SLOWEST
+        is_whole = abilities.DIRTY_TCG in self.abilities.features and not spec.plugged
         # No socket: the guard of a user network keeps QEMU from writing to one.
         reader, writer = os.pipe()
         with ExitStack() as ends:
@@ -197,17 +197,16 @@ class QemuHypervisor(QemuHost):
             receiving = asyncio.ensure_future(heir.receive(f"fd:{reader}", timeout=timeout))
             receiving.add_done_callback(lambda task: end_of(heir, task))
             try:
-                try:
-                    await split.prepare()
+                async with split(domain, spec, layer, point) as switch:
                     point("fork-moving")
                     await domain.call("getfd", {"fdname": HEIR}, fds=[writer])
                     ends.close()
-                    still = await move(domain, split.now, live=LIVE[spec.accelerator], timeout=timeout)
-                finally:
-                    await split.finish()
+                    still = await move(
+                        domain, switch, is_live=spec.accelerator is Accelerator.KVM or is_whole, timeout=timeout
+                    )
                 await receiving
                 point("fork-moved")
-                await split.hand_on(draft)
+                await hand_on(spec.disk, draft)
                 return await self.save_template(spec, heir), still
             finally:
                 receiving.cancel()

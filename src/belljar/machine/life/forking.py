@@ -21,8 +21,6 @@ from belljar.model import OwnWork, State
 from belljar.records import replace
 
 PATIENCE = 10.0  # seconds for the lock of a template that is looked at by a reaper
-AGAIN = "Start it without, and fork that machine."
-COPY = f"{AGAIN} `belljar cp` brings files."
 
 
 @contextmanager
@@ -42,21 +40,20 @@ async def check(services: Services, life: Lifecycle, running: Running, count: in
     assert services.hypervisor.cloning
     names = ", ".join(disk.name for disk in running.equipment.disks)
     outlasts = life.request.keep or (isinstance(work, OwnWork) and work.reboots)
-    is_running = life.state is State.RUNNING and running.domain is not None
     uncloned = keeps_from_cloning(running.plan.spec, machine.pages) if running.plan else ""
     refusals = (
-        (not is_running, f"it is {life.state.value}, not running", "Wait until it runs (`belljar ps`)."),
-        (running.guest is None, "it has no agent of belljar's", "Give its machine one with `--ready agent`."),
-        (machine.shares, "it has shared folders, which stay its own", COPY),
-        (machine.devices, "it has devices of this host, which stay its own", AGAIN),
-        (uncloned, uncloned, "Start it with `--topology flat --pages default`."),
-        (running.checkpoint, "it goes on from a checkpoint", "Fork a machine that was started anew."),
-        (names, f"it has further disks ({names}), which are not copied", COPY),
-        (outlasts, "its disk is to outlast it or a reboot, and a fork divides it", AGAIN),
+        (life.state is not State.RUNNING or running.domain is None, f"it is {life.state.value}, not running"),
+        (running.guest is None, "it has no agent of belljar's (`--ready agent`)"),
+        (machine.shares, "it has shared folders, which stay its own"),
+        (machine.devices, "it has devices of this host, which stay its own"),
+        (uncloned, uncloned),
+        (running.checkpoint, "it goes on from a checkpoint"),
+        (names, f"it has further disks ({names}), which are not copied"),
+        (outlasts, "its disk is to outlast it or a reboot, and a fork divides it"),
     )
-    for applies, why, hint in refusals:
+    for applies, why in refusals:
         if applies:
-            raise ForkRefused(why, hint=hint)
+            raise ForkRefused(f"it cannot be forked: {why}")
     room_now(life.folders, services.rules.host).refuse(
         Need(count * machine.memory, count * machine.cpus, 0, own_groups())
     )
@@ -64,9 +61,7 @@ async def check(services: Services, life: Lifecycle, running: Running, count: in
     try:
         await running.guest.set_clock()
     except GuestError as error:
-        raise ForkRefused(
-            f"its agent does not answer: {error.message}", hint="Try again when it is less busy."
-        ) from error
+        raise ForkRefused(f"it cannot be forked: its agent does not answer: {error.message}") from error
 
 
 @asynccontextmanager
@@ -78,9 +73,15 @@ async def forked(services: Services, life: Lifecycle, running: Running) -> Async
     with held(life, services, templates.template_lock(spec)):
         async with running.forking:
             running.forks += 1
-            written, further = life.attach("layer", f"layer{running.forks}"), life.attach("layer", "further")
+            layer = life.attach("layer", f"layer{running.forks}")
             life.point("fork-begun")
-            template, still = await templates.fork(running.domain, spec, written, further, life.point)
+            try:
+                template, still = await templates.fork(
+                    running.domain, replace(spec, disk=running.spec.disk), layer, life.point
+                )
+            finally:
+                if layer.exists():
+                    running.spec = replace(running.spec, disk=layer)
             life.point("fork-made")
         life.record.tell("forked", key=template.key, still=round(still, 4))
         yield template.key

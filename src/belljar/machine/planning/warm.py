@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from belljar.errors import BelljarError, GuestError, HypervisorError, InputMissing, PrepareFailed, printable
-from belljar.guest import ExitStatus, Guest, Streams
+from belljar.guest import BytesSink, ExitStatus, Guest, Streams
 from belljar.host.guard.traffic import Call, Refusal
 from belljar.hypervisor import DomainSpec, Nic
 from belljar.image import Image, Recipe, unpacked
@@ -24,26 +24,8 @@ from belljar.network import plan
 from belljar.records import replace
 
 Hear = Callable[[AsyncIterator[Call | Refusal]], Coroutine[Any, Any, None]]
-LONGEST_LINE = 200
+HEARD, LONGEST_LINE = 1 << 16, 200  # bytes of its output that are looked at, and of its last line
 HELD = "held"  # the agent's word for a preparation of which a program waits for its job
-
-
-class LastLine:
-    """A `Sink` that keeps the end of the last line that was written."""
-
-    def __init__(self) -> None:
-        self._data = b""
-
-    @property
-    def text(self) -> str:
-        line = self._data.decode(errors="replace").strip().rpartition("\n")[2][-LONGEST_LINE:]
-        return printable(line)
-
-    async def write(self, data: bytes) -> None:
-        self._data = (self._data + data)[-16 * LONGEST_LINE :]
-
-    async def close(self) -> None:
-        """The stream's end."""
 
 
 async def connected(
@@ -63,27 +45,24 @@ async def connected(
 async def prepare(guest: Guest, image: Image, streams: Streams | None, fate: asyncio.Future[BelljarError]) -> None:
     """Run it to its end, or until one of its programs waits to be handed a job. *streams*: where its output goes; without any its
     last line is in the error. Raises PrepareFailed."""
-    recipe = image.recipe
+    recipe, heard = image.recipe, BytesSink(HEARD)
     assert recipe is not None
-    stderr = LastLine()
     try:
         async with deadline(recipe.timeout, "it to end (`belljar image warm --time`)"):
-            work = _run(guest, image, recipe, streams or Streams(None, stderr, stderr))
+            work = _run(guest, image, recipe, streams or Streams(None, heard, heard))
             status = await unless_ended(work, fate)
+        if status.error == HELD or status.exit_code == 0:
+            return
+        line = printable(heard.data.decode(errors="replace").strip().rpartition("\n")[2][-LONGEST_LINE:])
+        problem = f"{status.words}: {line}" if line else status.words
     except (HypervisorError, GuestError, InputMissing) as error:
         problem = "powered the guest off, or crashed it" if fate.done() else f"failed: {error.message}"
-    else:
-        problem = _problem(status)
-        if problem and stderr.text:
-            problem += f": {stderr.text}"
-    if problem:
-        name = f"image {image.called}: " if image.names else ""  # it has none before its first preparation
-        raise PrepareFailed(f"{name}the command that prepares it {problem}")
+    name = f"image {image.called}: " if image.names else ""  # it has none before its first preparation
+    raise PrepareFailed(f"{name}the command that prepares it {problem}")
 
 
 async def _run(guest: Guest, image: Image, recipe: Recipe, streams: Streams) -> ExitStatus:
-    payload = recipe.payload
-    id = os.urandom(6).hex()
+    payload, id = recipe.payload, os.urandom(6).hex()
     await guest.identify(new_identity(id, plan(recipe.network, id)))
     await guest.add_account(payload.account)
     with unpacked(image) as folder:
@@ -91,8 +70,3 @@ async def _run(guest: Guest, image: Image, recipe: Recipe, streams: Streams) -> 
             await guest.put(replace(item, outside=str(folder / item.outside)), payload.account, payload.cwd)
     process = await guest.start(replace(payload, inputs=()), streams)
     return await process.wait()
-
-
-def _problem(status: ExitStatus) -> str:
-    """Why the guest is not what the recipe means; "" where it is."""
-    return "" if status.error == HELD or status.exit_code == 0 else status.words

@@ -21,8 +21,9 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from belljar.errors import BelljarError, NoSpace, TemplateError, UnsafeFolder
@@ -46,8 +47,8 @@ from belljar.hypervisor import Template
 from belljar.model import MIB, SEED, dumps
 
 FORMAT = 2  # of the folder; part of every key
+KEY = "[0-9a-f]" * 20  # what the name of a folder looks like
 RAM, MORE, STATE, DISK, CLONE, MANIFEST = "ram", "more", "state", "disk.qcow2", "clone.qcow2", "manifest.json"
-FILES = (RAM, STATE, DISK, CLONE)
 DRAFT, LOCK = ".draft", ".lock"
 LARGEST_SEED = 1 << 30
 LARGEST_OVERLAY = 64 * MIB  # an empty overlay on the largest disk
@@ -95,28 +96,25 @@ class TemplateStore:
             check_ours(folder)
             manifest = read_json(folder / MANIFEST)
             if manifest["key"] == key == key_of(facts := manifest["facts"]):
-                size = sum(os.lstat(folder / name).st_blocks * 512 for name in FILES)
+                size = sum(os.lstat(folder / name).st_blocks * 512 for name in manifest["files"])
                 return Template(key, folder, size, float(manifest["created"]), facts, frozenset(manifest["grows"]))
         return None
 
     def changes(self, template: Template) -> list[str]:
-        """What is no longer as it was when the template was made: size, times, inode, owner, mode."""
-        files = read_json(template.folder / MANIFEST)["files"]
+        """Which of its files are no longer as they were when it was made: by size, times, inode, owner, mode."""
         wrong = []
-        for name in (*FILES, *(files.keys() - FILES)):
+        for name, then in read_json(template.folder / MANIFEST)["files"].items():
             try:
-                now, then = identity(os.lstat(template.folder / name)), files[name]
+                is_same = dict(then).items() <= identity(os.lstat(template.folder / name)).items()
             except FileNotFoundError:
                 wrong.append(f"{name} is missing")
-                continue
-            wrong += [
-                f"{name} has another {what} than when it was made" for what in then if now.get(what) != then[what]
-            ]
+            else:
+                wrong += [] if is_same else [f"{name} has changed since it was made"]
         return wrong
 
     def all(self) -> list[Template]:
         """Every template that can be read, the youngest first."""
-        templates = [template for key in filter(is_key, self._names()) if (template := self.read(key))]
+        templates = [template for path in self.folder.glob(KEY) if (template := self.read(path.name))]
         return sorted(templates, key=lambda template: template.created, reverse=True)
 
     # -- making ------------------------------------------------------------------------------------------------------
@@ -147,17 +145,17 @@ class TemplateStore:
         is_open: bool = False,
     ) -> Template:  # fmt: skip
         """The draft becomes the template. *is_open*: other users may read it."""
-        draft, memory, is_fork = self.draft(key), [RAM, *self.more(self.draft(key))], "fork" in facts
+        draft = self.draft(key)
         with no_space_as_error(draft):
             files = {}
-            for name in (*FILES, *memory[1:], *((SEED,) if (draft / SEED).exists() else ())):
+            for name in sorted(os.listdir(draft)):
                 with open(draft / name, "rb", opener=private) as file:
-                    if name not in memory or ram_is_read:
+                    if ram_is_read or not name.startswith((RAM, MORE)):
                         give(file.fileno(), (os.geteuid(), os.getegid()))
                         os.fchmod(file.fileno(), 0o444)  # its folder is closed to others, as a rule
                     elif is_open:
                         os.fchmod(file.fileno(), 0o644)
-                    if not is_fork:
+                    if "fork" not in facts:
                         os.fsync(file.fileno())
                     files[name] = identity(os.fstat(file.fileno()))
             manifest = {"key": key, "created": created, "facts": facts, "files": files, "grows": sorted(grows)}
@@ -187,43 +185,33 @@ class TemplateStore:
     def abandoned(self) -> list[Path]:
         """Drafts that nobody works on."""
         drafts = []
-        for key in [name.removesuffix(DRAFT) for name in self._names() if name.endswith(DRAFT)]:
-            if is_key(key) and (lock := try_lock(self.folder / f"{key}{LOCK}")):  # a fork's may be held by several
+        for draft in sorted(self.folder.glob(f"{KEY}{DRAFT}")):
+            if lock := try_lock(draft.with_suffix(LOCK)):  # a fork's may be held by several
                 lock.release()
-                drafts.append(self.draft(key))
+                drafts.append(draft)
         return drafts
 
     def expire(self, now: float) -> list[str]:
         """Remove templates past their age or without a readable manifest, forks that no machine has any more, and drafts that nobody
         works on."""
         removed = []
-        for key in sorted({name.removesuffix(DRAFT).removesuffix(LOCK) for name in self._names()}):
-            lock = try_lock(self.folder / f"{key}{LOCK}") if is_key(key) else None
-            if lock is None:
-                continue  # somebody is making it, or it is nothing of ours
+        for key in sorted({path.stem for path in self.folder.glob(f"{KEY}*")}):
+            if (lock := try_lock(self.folder / f"{key}{LOCK}")) is None:
+                continue  # somebody is making it
             with lock:
                 remove_tree(self.draft(key))
-                if self._is_old(key, now):
+                template, is_there = self.read(key), self.path(key).exists()
+                is_old = template is None or "fork" in template.facts or now - template.created > self._days * DAY
+                if is_there and is_old:
                     self.remove(key)
                     removed.append(key)
-                if not self.path(key).exists():
+                if is_old:
                     (self.folder / f"{key}{LOCK}").unlink()
         return removed
 
-    def _is_old(self, key: str, now: float) -> bool:
-        template = self.read(key)
-        if template is None:
-            return self.path(key).exists()
-        return "fork" in template.facts or now - template.created > self._days * DAY
-
-    def _names(self) -> Iterable[str]:
-        with suppress(FileNotFoundError):
-            return sorted(os.listdir(self.folder))
-        return []
-
 
 def is_key(name: str) -> bool:
-    return len(name) == 20 and set(name) <= set("0123456789abcdef")
+    return fnmatchcase(name, KEY)
 
 
 def identity(status: os.stat_result) -> dict[str, int]:

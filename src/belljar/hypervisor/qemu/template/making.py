@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import BelljarError, HostError, HypervisorError, NoMemory, TemplateError
+from belljar.errors import BelljarError, HostError, NoMemory, TemplateError
 from belljar.host.commands import run_beside
 from belljar.host.files import private
 from belljar.host.threads import in_thread, wholly_in_thread
@@ -51,10 +51,6 @@ async def freeze(domain: QemuDomain, state: Path, abilities: Abilities, *, timeo
                 await domain.call("getfd", {"fdname": STATE}, fds=[file.fileno()])
             await domain.migrate(state_address(name, abilities), timeout=timeout)
         await domain.quit(grace=QUIT_GRACE)
-    except TemplateError:
-        raise
-    except HypervisorError as exc:
-        raise TemplateError(f"the booted guest could not be saved: {exc.message}") from exc
     finally:
         domain.kill()
         await domain.quit(grace=0.0)
@@ -69,12 +65,10 @@ async def publish(
     base = str(store.path(key).resolve() / DISK)
     argv = ["qemu-img", "create", "-q", "-u", "-f", "qcow2", "-F", "qcow2", "-b", base]
     publishing = partial(store.publish, key, facts, time.time(), grows=grows, ram_is_read=ram_is_read, is_open=is_open)
+    await run_beside([*argv, str(store.draft(key) / CLONE), str(facts["disk_size"])], timeout=OVERLAY_TIMEOUT)
     try:
-        await run_beside([*argv, str(store.draft(key) / CLONE), str(facts["disk_size"])], timeout=OVERLAY_TIMEOUT)
         return await wholly_in_thread(publishing)
-    except TemplateError:
-        raise
-    except (BelljarError, OSError) as exc:
+    except OSError as exc:
         raise TemplateError(f"the template could not be stored: {exc}") from exc
 
 
