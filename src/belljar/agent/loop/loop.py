@@ -238,8 +238,6 @@ class Agent(Channel):
             ended = self.children.pop(pid, None)
             if ended is not None:
                 ended(status, (usage.ru_utime, usage.ru_stime, usage.ru_maxrss << 10))
-        if self.on_child is not None:
-            self.on_child()
         for errand in list(self.errands):
             errand.look_at_the_clock()
 
