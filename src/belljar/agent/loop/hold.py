@@ -51,7 +51,7 @@ class Held(Zygote):
         argv = [job.path, *job.argv[1:]] if job.path else job.argv
         groups = [b"%d" % group for group in account.group_ids]
         limits = [word for row in job.rlimits for word in row]
-        env = [word for pair in job.env.pairs for word in pair]
+        env = [word for pair in job.env.items() for word in pair]
         head = [b"job", job.stdio.encode(), b"%d" % job.umask, job.cwd, b"%d" % account.uid, b"%d" % account.gid]
         data = join(
             *head, b"%d" % len(groups), *groups, b"%d" % len(job.rlimits), *limits, b"%d" % len(argv), *argv,
