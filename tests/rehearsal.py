@@ -103,7 +103,6 @@ class Rehearsal(Guest):
             b"identify": self.identify, b"set_clock": lambda words: now(), b"prepare": lambda words: b"",
             b"renew_keys": lambda words: b"", b"mount": self.mount_nothing,
         }  # fmt: skip
-        self.errands = {}
 
     def prepare(self) -> None:
         libc._call("prctl", "prctl", 36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: the payloads' orphans are ours

@@ -9,26 +9,17 @@ import os
 import struct
 import time
 from _collections_abc import Callable
+from contextlib import suppress
 
 from belljar.agent.guest.accounts import Account, add_to_files
 from belljar.agent.guest.cgroups import Box
 from belljar.agent.guest.devices import await_devices
-from belljar.agent.guest.growth import (
-    TAKES_BLOCKS,
-    abilities,
-    blocks,
-    fill_disk,
-    grow_shared_memory,
-    limit_for,
-    meminfo,
-    take_all,
-)
-from belljar.agent.guest.mounts import Mounts, checked_target, mount_packed
+from belljar.agent.guest.growth import TAKES_BLOCKS, abilities, blocks, fill_disk, limit_for, meminfo, take_all
+from belljar.agent.guest.mounts import LongCall, Mounts, checked_target, mount_packed
 from belljar.agent.guest.network import SSH, configure_card, host_keys_since, leave_network, renew_host_keys
 from belljar.agent.guest.system import Refused, libc, load_filesystem, now, read_file, say, write_file, write_quietly
 from belljar.agent.wire import MIB, Patience, Words
 
-LongCall = tuple[int, Callable[[], bytes | None]]  # seconds for it, and what may block
 RUN = "/run/belljar"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 CGROUPS = "/sys/fs/cgroup"
@@ -75,9 +66,9 @@ class Guest(Mounts):
         self.spare: Box | None = None
         self.spare_places: list[bytes] = []
         self.folders = 0
-        self.calls |= {b"identify": self.identify, b"set_clock": self.set_clock}
-        self.errands: dict[bytes, Callable[[Words], LongCall]] = {
-            b"await_devices": await_devices, b"grow": self.grow, b"mount_packed": self.mount_packed, b"renew_keys": self.renew_keys,
+        self.calls |= {
+            b"identify": self.identify, b"set_clock": self.set_clock, b"await_devices": await_devices, b"grow": self.grow,
+            b"mount_packed": self.mount_packed, b"renew_keys": self.renew_keys,
         }  # fmt: skip
 
     def prepare(self) -> None:
@@ -126,8 +117,6 @@ class Guest(Mounts):
 
         def work() -> bytes:
             still_held, total = take_all(known, cpus, plugged, surplus, held, disk), meminfo("MemTotal")
-            if plugged:
-                grow_shared_memory((total - still_held) // 2)
             if plugged or surplus != held:
                 most = limit_for(total, self.used + plugged // 64, still_held)
                 write_quietly(self.cgroup + "/memory.max", b"%d" % most)
@@ -151,7 +140,11 @@ class Guest(Mounts):
         parts = (nonce[:8], nonce[8:12], nonce[12:16], nonce[16:20], nonce[20:])
         self._put("boot_id", b"-".join(parts) + b"\n")
         if mac:
-            mac = self._connect(mac, address, gateway, dns)
+            mac, self.address = configure_card(mac, address, gateway), address
+        if mac and dns:
+            if os.path.islink("/etc/resolv.conf"):
+                os.unlink("/etc/resolv.conf")
+            write_file("/etc/resolv.conf", b"nameserver " + dns + b"\n")
         sample = os.getrandom(32).hex()
         proof = (os.uname().nodename, self._get("machine-id"), self._get("boot_id").replace("-", ""), mac, sample)
         return "\0".join(proof).encode("ascii", "replace") + b"\0" + now()
@@ -214,15 +207,6 @@ class Guest(Mounts):
             if exc.errno not in (errno.EINVAL, errno.ENOTTY):  # older than Linux 4.14
                 raise
 
-    def _connect(self, mac: str, address: str, gateway: str, dns: bytes) -> str:
-        """Give the card its address, and to the guest its way out. Returns the MAC the kernel then has."""
-        mac, self.address = configure_card(mac, address, gateway), address
-        if dns:
-            if os.path.islink("/etc/resolv.conf"):
-                os.unlink("/etc/resolv.conf")
-            write_file("/etc/resolv.conf", b"nameserver " + dns + b"\n")
-        return mac
-
     def set_clock(self, words: Words) -> bytes:
         """Take the time over, or step *by* so much. In microseconds, as all times on the wire."""
         how, amount = words.next(), words.number() / 1e6
@@ -261,12 +245,10 @@ class Guest(Mounts):
         while path.startswith(b"/") and not os.path.lexists(path):
             missing.append(path)
             path = os.path.dirname(path)
-        try:
+        with suppress(OSError, ValueError):  # entering it says what is wrong
             for folder in reversed(missing):
                 if not self._place_spare(folder) or account.uid or account.gid:
                     os.chown(folder, account.uid, account.gid)
-        except (OSError, ValueError):
-            pass  # entering it says what is wrong
 
     def _place_spare(self, path: bytes) -> bool:
         """A new folder there, by another name of one that was made before where that can be: its room on the disk is found then. False
@@ -349,10 +331,8 @@ def find_room() -> None:
     first folder, such as the payload's working directory."""
     for place in ("", "/home"):
         paths = [f"{place}/.belljar-{number}" for number in range(16)]
-        try:
+        with suppress(OSError):  # nothing can be written there
             for path in paths:
                 os.mkdir(path, 0o700)
             for path in paths:
                 os.rmdir(path)
-        except OSError:
-            pass  # nothing can be written there

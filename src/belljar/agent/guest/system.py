@@ -6,6 +6,7 @@ import _socket
 import os
 import select
 import time
+from contextlib import suppress
 
 from belljar.agent.wire import KIB
 
@@ -28,24 +29,19 @@ def shown(path: bytes) -> str:
 
 def say(message: str) -> None:
     """One line on the guest's console."""
-    try:
+    with suppress(OSError):
         os.write(2, f"belljar-agent: {message}\n".encode("utf-8", "replace"))
-    except OSError:
-        pass
 
 
 def read_file(path: str, most: int = 64 * KIB) -> bytes:
     """The first bytes of a file; empty when there is none. Python makes a buffer of *most* bytes each time."""
-    try:
+    with suppress(OSError):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(fd, most)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
+        try:
+            return os.read(fd, most)
+        finally:
+            os.close(fd)
+    return b""
 
 
 def write_file(path: str, data: bytes, mode: int = 0o644, flags: int = os.O_TRUNC) -> None:
@@ -73,17 +69,13 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def close_quietly(fd: int) -> None:
-    try:
+    with suppress(OSError):
         os.close(fd)
-    except OSError:
-        pass
 
 
 def kill_quietly(pid: int, number: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def has_filesystem(name: str) -> bool:
