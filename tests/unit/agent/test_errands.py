@@ -30,7 +30,7 @@ class World(Rehearsal):
 
     def __init__(self, work: Callable[[], None]) -> None:
         super().__init__()
-        self.errands[b"toil"] = lambda words: (words.number(), work)
+        self.calls[b"toil"] = lambda words: (words.number(), work)
 
 
 @contextmanager

@@ -46,23 +46,17 @@ def free_name(text: str, name: str, number: int) -> str:
 
 
 def with_user(text: str, account: Account) -> str:
-    """/etc/passwd with the account. A user of the same uid keeps working; ours is found first by uid, except root's."""
+    """/etc/passwd with the account, which has no password and no entry in /etc/shadow. A user of the same uid keeps working; ours is
+    found first by uid, except root's."""
     uid = account.uid
     name = free_name(text, account.name, uid)
     rows = [line.split(":") for line in text.splitlines()]
     if any(row[0] == name for row in rows) or (uid == 0 and any(row[2:3] == ["0"] for row in rows)):
         return text
-    line = f"{name}:x:{uid}:{account.gid}::{account.home}:{account.shell}\n"
+    line = f"{name}:*:{uid}:{account.gid}::{account.home}:{account.shell}\n"
     if any(row[2:3] == [str(uid)] for row in rows):
         return line + text
     return ended(text) + line
-
-
-def with_shadow(text: str, name: str) -> str:
-    """/etc/shadow with a locked entry."""
-    if any(line.split(":")[0] == name for line in text.splitlines()):
-        return text
-    return ended(text) + name + ":*:19000:0:99999:7:::\n"
 
 
 def with_groups(text: str, account: Account, user: str) -> str:
@@ -82,25 +76,23 @@ def with_groups(text: str, account: Account, user: str) -> str:
 
 
 def add_to_files(account: Account) -> None:
-    """Write the account into /etc/passwd, /etc/group and /etc/shadow. Raises Refused."""
+    """Write the account into /etc/passwd and /etc/group. Raises Refused."""
     account.check()
     user = free_name(read_file("/etc/passwd", MIB).decode("utf-8", "surrogateescape"), account.name, account.uid)
-    rewrite("/etc/passwd", lambda text: with_user(text, account), 0o644)
-    rewrite("/etc/group", lambda text: with_groups(text, account, user), 0o644)
-    if os.path.exists("/etc/shadow"):
-        rewrite("/etc/shadow", lambda text: with_shadow(text, user), 0o640)
+    rewrite("/etc/passwd", lambda text: with_user(text, account))
+    rewrite("/etc/group", lambda text: with_groups(text, account, user))
 
 
-def rewrite(path: str, change: Callable[[str], str], mode: int) -> None:
+def rewrite(path: str, change: Callable[[str], str]) -> None:
     """Change a text file of the system; only its end where that is enough."""
     old = read_file(path, 16 * MIB).decode("utf-8", "surrogateescape")
     new = change(old)
     if new.startswith(old):
         if new != old:
-            write_file(path, new[len(old) :].encode("utf-8", "surrogateescape"), mode, os.O_APPEND)
+            write_file(path, new[len(old) :].encode("utf-8", "surrogateescape"), flags=os.O_APPEND)
         return
     before, draft = os.stat(path), path + ".belljar"
-    write_file(draft, new.encode("utf-8", "surrogateescape"), mode)
+    write_file(draft, new.encode("utf-8", "surrogateescape"))
     os.chmod(draft, stat.S_IMODE(before.st_mode))
     os.chown(draft, before.st_uid, before.st_gid)
     os.rename(draft, path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from _collections_abc import Callable
+from contextlib import suppress
 
 from belljar.agent.guest.mounts import awaited
 from belljar.agent.guest.system import MODPROBES, read_file
@@ -33,10 +34,8 @@ def drivers_at(ports: list[str], patience: float, bus: str = PCI_BUS) -> list[by
         if missing:
             raise OSError(errno.ENXIO, "no driver yet")
 
-    try:
+    with suppress(OSError):  # what is missing is told
         awaited(look, patience)
-    except OSError:
-        pass  # what is missing is told
     return [word.encode() for pair in seen for word in pair]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+from contextlib import suppress
 
 from belljar.agent.guest.network import RESCAN
 from belljar.agent.guest.system import Refused, kernel_events, libc, read_file, write_file, write_quietly
@@ -70,7 +71,10 @@ def take_all(known: int, cpus: int, plugged: int, surplus: int, held: int, disk:
         events.close()
     if disk:
         grow_root(disk)
-    return surplus if surplus == held else hold_back(surplus, held, known > 0)
+    still_held = surplus if surplus == held else hold_back(surplus, held, known > 0)
+    if plugged:
+        grow_shared_memory((meminfo("MemTotal") - still_held) // 2)
+    return still_held
 
 
 def has_memory(count: int) -> bool:
@@ -139,11 +143,9 @@ def grow_root(size: int) -> None:
 
 def grow_shared_memory(size: int) -> None:
     """Half of the memory, as at a boot: what is mounted keeps the size that it began with."""
-    try:
+    with suppress(OSError):  # an image may have another kind of file system there, or none
         flags = libc.MS_REMOUNT | os.statvfs(SHARED).f_flag & (libc.MS_NOSUID | libc.MS_NODEV)
         libc.mount(b"shm", SHARED.encode(), b"tmpfs", flags, b"size=%d" % size)
-    except (OSError, Refused):
-        pass  # an image may have another kind of file system there, or none
 
 
 def fill_disk() -> None:

@@ -9,26 +9,17 @@ import os
 import struct
 import time
 from _collections_abc import Callable
+from contextlib import suppress
 
 from belljar.agent.guest.accounts import Account, add_to_files
-from belljar.agent.guest.cgroups import Box, Cgroup, Family
+from belljar.agent.guest.cgroups import Box
 from belljar.agent.guest.devices import await_devices
-from belljar.agent.guest.growth import (
-    TAKES_BLOCKS,
-    abilities,
-    blocks,
-    fill_disk,
-    grow_shared_memory,
-    limit_for,
-    meminfo,
-    take_all,
-)
-from belljar.agent.guest.mounts import Mounts, checked_target, mount_packed
+from belljar.agent.guest.growth import TAKES_BLOCKS, abilities, blocks, fill_disk, limit_for, meminfo, take_all
+from belljar.agent.guest.mounts import LongCall, Mounts, checked_target, mount_packed
 from belljar.agent.guest.network import SSH, configure_card, host_keys_since, leave_network, renew_host_keys
 from belljar.agent.guest.system import Refused, libc, load_filesystem, now, read_file, say, write_file, write_quietly
 from belljar.agent.wire import MIB, Patience, Words
 
-LongCall = tuple[int, Callable[[], bytes | None]]  # seconds for it, and what may block
 RUN = "/run/belljar"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 CGROUPS = "/sys/fs/cgroup"
@@ -72,12 +63,12 @@ class Guest(Mounts):
         self.used = 0  # bytes of memory that the kernel and we have at the boot
         self.blocks = 0  # of memory, in the template
         self.held = 0  # bytes of memory that were not asked for
-        self.spare: Cgroup | None = None
+        self.spare: Box | None = None
         self.spare_places: list[bytes] = []
         self.folders = 0
-        self.calls |= {b"identify": self.identify, b"set_clock": self.set_clock}
-        self.errands: dict[bytes, Callable[[Words], LongCall]] = {
-            b"await_devices": await_devices, b"grow": self.grow, b"mount_packed": self.mount_packed, b"renew_keys": self.renew_keys,
+        self.calls |= {
+            b"identify": self.identify, b"set_clock": self.set_clock, b"await_devices": await_devices, b"grow": self.grow,
+            b"mount_packed": self.mount_packed, b"renew_keys": self.renew_keys,
         }  # fmt: skip
 
     def prepare(self) -> None:
@@ -97,15 +88,17 @@ class Guest(Mounts):
         self.cgroup = self._make_cgroup()
 
     def _make_cgroup(self) -> str:
-        """A control group for all payloads, with a reserve of memory for the kernel and us; "" without cgroup2. It comes before the
-        guest's services, which a clone's new name and clock wake."""
-        folder = CGROUPS + "/belljar"
-        if not os.path.exists(CGROUPS + "/cgroup.controllers"):
-            libc.adopt_orphans()
-            return ""
+        """A control group for all payloads, with a reserve of memory for the kernel and us. It comes before the guest's services, which
+        a clone's new name and clock wake. Where the guest uses version 1, version 2 is mounted for us, and limits nothing."""
+        root = CGROUPS
+        if not os.path.exists(root + "/cgroup.controllers"):
+            root = RUN + "/cgroup"
+            os.makedirs(root, exist_ok=True)
+            libc.mount(b"cgroup2", root.encode(), b"cgroup2", 0, b"")
+        folder = root + "/belljar"
         os.makedirs(folder, 0o755, exist_ok=True)
         write_quietly(folder + "/cgroup.kill", b"1")  # what an agent that died has left
-        for path in (CGROUPS, folder):
+        for path in (root, folder):
             for controller in (b"+memory", b"+pids"):
                 write_quietly(path + "/cgroup.subtree_control", controller)
         total = meminfo("MemTotal")
@@ -124,11 +117,9 @@ class Guest(Mounts):
 
         def work() -> bytes:
             still_held, total = take_all(known, cpus, plugged, surplus, held, disk), meminfo("MemTotal")
-            if plugged:
-                grow_shared_memory((total - still_held) // 2)
-            if self.cgroup and (plugged or surplus != held):
+            if plugged or surplus != held:
                 most = limit_for(total, self.used + plugged // 64, still_held)
-                write_file(self.cgroup + "/memory.max", b"%d" % most, flags=0)
+                write_quietly(self.cgroup + "/memory.max", b"%d" % most)
             return b"%d\0%d" % (len(os.sched_getaffinity(0)), total)
 
         return Patience.GROW, work
@@ -149,7 +140,11 @@ class Guest(Mounts):
         parts = (nonce[:8], nonce[8:12], nonce[12:16], nonce[16:20], nonce[20:])
         self._put("boot_id", b"-".join(parts) + b"\n")
         if mac:
-            mac = self._connect(mac, address, gateway, dns)
+            mac, self.address = configure_card(mac, address, gateway), address
+        if mac and dns:
+            if os.path.islink("/etc/resolv.conf"):
+                os.unlink("/etc/resolv.conf")
+            write_file("/etc/resolv.conf", b"nameserver " + dns + b"\n")
         sample = os.getrandom(32).hex()
         proof = (os.uname().nodename, self._get("machine-id"), self._get("boot_id").replace("-", ""), mac, sample)
         return "\0".join(proof).encode("ascii", "replace") + b"\0" + now()
@@ -212,15 +207,6 @@ class Guest(Mounts):
             if exc.errno not in (errno.EINVAL, errno.ENOTTY):  # older than Linux 4.14
                 raise
 
-    def _connect(self, mac: str, address: str, gateway: str, dns: bytes) -> str:
-        """Give the card its address, and to the guest its way out. Returns the MAC the kernel then has."""
-        mac, self.address = configure_card(mac, address, gateway), address
-        if dns:
-            if os.path.islink("/etc/resolv.conf"):
-                os.unlink("/etc/resolv.conf")
-            write_file("/etc/resolv.conf", b"nameserver " + dns + b"\n")
-        return mac
-
     def set_clock(self, words: Words) -> bytes:
         """Take the time over, or step *by* so much. In microseconds, as all times on the wire."""
         how, amount = words.next(), words.number() / 1e6
@@ -259,12 +245,10 @@ class Guest(Mounts):
         while path.startswith(b"/") and not os.path.lexists(path):
             missing.append(path)
             path = os.path.dirname(path)
-        try:
+        with suppress(OSError, ValueError):  # entering it says what is wrong
             for folder in reversed(missing):
                 if not self._place_spare(folder) or account.uid or account.gid:
                     os.chown(folder, account.uid, account.gid)
-        except (OSError, ValueError):
-            pass  # entering it says what is wrong
 
     def _place_spare(self, path: bytes) -> bool:
         """A new folder there, by another name of one that was made before where that can be: its room on the disk is found then. False
@@ -286,15 +270,13 @@ class Guest(Mounts):
         return folder
 
     def box(self) -> Box:
-        if not self.cgroup:
-            return Family()
-        ready, self.spare = self.spare or Cgroup(self.cgroup), None
+        ready, self.spare = self.spare or Box(self.cgroup), None
         return ready
 
     def after_payload(self) -> None:
         """Beside the hot path: the next payload's box."""
-        if self.cgroup and self.spare is None:
-            self.spare = Cgroup(self.cgroup)
+        if self.spare is None:
+            self.spare = Box(self.cgroup)
 
     def give(self, what: int | bytes, account: Account, group: int | None = None) -> None:
         """Make a pipe, a terminal or a folder the user's own, so that /dev/stdout and /dev/tty can be opened by name."""
@@ -339,10 +321,9 @@ class Guest(Mounts):
             leave_network(self.address)
             write_file("/etc/resolv.conf", b"")
         self.identify(Words([*NOBODY, now()]))
-        if self.cgroup:
-            fork()
-            # Once more: what the fork has left shared is copied now, not by each clone.
-            self.identify(Words([*NOBODY, now()]))
+        fork()
+        # Once more: what the fork has left shared is copied now, not by each clone.
+        self.identify(Words([*NOBODY, now()]))
 
 
 def find_room() -> None:
@@ -350,10 +331,8 @@ def find_room() -> None:
     first folder, such as the payload's working directory."""
     for place in ("", "/home"):
         paths = [f"{place}/.belljar-{number}" for number in range(16)]
-        try:
+        with suppress(OSError):  # nothing can be written there
             for path in paths:
                 os.mkdir(path, 0o700)
             for path in paths:
                 os.rmdir(path)
-        except OSError:
-            pass  # nothing can be written there

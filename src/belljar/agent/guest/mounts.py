@@ -8,6 +8,7 @@ import os
 import stat
 import time
 from _collections_abc import Callable
+from contextlib import suppress
 
 from belljar.agent.guest.accounts import Account
 from belljar.agent.guest.network import RESCAN
@@ -23,10 +24,13 @@ PATIENCE = 15.0  # seconds for a device that the bus shows, until its driver is 
 MISSING = (errno.ENOENT, errno.EBUSY, errno.EINVAL, errno.ENXIO)
 
 
+LongCall = tuple[int, Callable[[], bytes | None]]  # seconds for it, and what may block
+
+
 class Mounts:
     def __init__(self) -> None:
         self.mounts: list[bytes] = []
-        self.calls: dict[bytes, Callable[[Words], bytes | None]] = {
+        self.calls: dict[bytes, Callable[[Words], bytes | LongCall | None]] = {
             b"mount": self.mount, b"prepare": self.prepare_for, b"find_disks": self.find_disks,
             b"mount_scratch": self.mount_scratch,
         }  # fmt: skip
@@ -73,10 +77,8 @@ class Mounts:
     def release(self) -> None:
         """Unmount all, write everything out."""
         for target in reversed(self.mounts):
-            try:
+            with suppress(OSError):  # the guest has unmounted it
                 libc.unmount(target)
-            except OSError:
-                pass  # the guest has unmounted it
         self.mounts = []
         os.sync()
 
@@ -98,10 +100,8 @@ def awaited(attempt: Callable[[], None], patience: float) -> None:
                 write_quietly(RESCAN, b"1")
             else:
                 events.settimeout(left)
-                try:
+                with suppress(OSError):
                     events.recv(8192)
-                except OSError:
-                    pass
     finally:
         if events is not None:
             events.close()

@@ -11,9 +11,9 @@ import fcntl
 import os
 import stat
 import struct
+from contextlib import suppress
 
 from belljar.agent.guest.system import Refused, kill_quietly, read_file, write_quietly
-from belljar.agent.wire import U32
 
 RESCAN = "/sys/bus/pci/rescan"
 SSH = "/etc/ssh"
@@ -43,15 +43,13 @@ def configure_card(mac: str, address: str, gateway: str) -> str:
         number, _, prefix = address.partition("/")
         mask = (0xFFFFFFFF << (32 - int(prefix))) & 0xFFFFFFFF
         ask(SIOCSIFADDR, inet(_socket.inet_aton(number)))
-        ask(SIOCSIFNETMASK, inet(U32.pack(mask)))
+        ask(SIOCSIFNETMASK, inet(mask.to_bytes(4)))
         (flags,) = struct.unpack_from("=H", ask(SIOCGIFFLAGS))
         ask(SIOCSIFFLAGS, struct.pack("=H", flags | IFF_UP))
     if address and gateway:
         route = ROUTE.pack(0, inet(bytes(4)), inet(_socket.inet_aton(gateway)), inet(bytes(4)), RTF_UP_GATEWAY)
-        try:
+        with suppress(FileExistsError):
             fcntl.ioctl(control, SIOCADDRT, route)
-        except FileExistsError:
-            pass
     return ask(SIOCGIFHWADDR)[2:8].hex(":")
 
 

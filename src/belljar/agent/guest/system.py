@@ -6,6 +6,7 @@ import _socket
 import os
 import select
 import time
+from contextlib import suppress
 
 from belljar.agent.wire import KIB
 
@@ -28,24 +29,19 @@ def shown(path: bytes) -> str:
 
 def say(message: str) -> None:
     """One line on the guest's console."""
-    try:
+    with suppress(OSError):
         os.write(2, f"belljar-agent: {message}\n".encode("utf-8", "replace"))
-    except OSError:
-        pass
 
 
 def read_file(path: str, most: int = 64 * KIB) -> bytes:
     """The first bytes of a file; empty when there is none. Python makes a buffer of *most* bytes each time."""
-    try:
+    with suppress(OSError):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(fd, most)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
+        try:
+            return os.read(fd, most)
+        finally:
+            os.close(fd)
+    return b""
 
 
 def write_file(path: str, data: bytes, mode: int = 0o644, flags: int = os.O_TRUNC) -> None:
@@ -73,36 +69,13 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def close_quietly(fd: int) -> None:
-    try:
+    with suppress(OSError):
         os.close(fd)
-    except OSError:
-        pass
 
 
 def kill_quietly(pid: int, number: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
-
-
-def processes() -> dict[int, tuple[int, int]]:
-    """pid -> (parent, session) of every process that is not a zombie."""
-    rows = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            words = read_file(f"/proc/{entry}/stat", 1024).rpartition(b")")[2].split()
-            if len(words) > 3 and words[0] not in (b"Z", b"X"):
-                rows[int(entry)] = (int(words[1]), int(words[3]))
-    return rows
-
-
-def is_below(ancestor: int, pid: int, rows: dict[int, tuple[int, int]]) -> bool:
-    while pid in rows:
-        pid = rows[pid][0]
-        if pid == ancestor:
-            return True
-    return False
 
 
 def has_filesystem(name: str) -> bool:
@@ -146,7 +119,6 @@ class Libc:
     """The few calls that Python does not have. ctypes is slow to import, so it comes with the first of them."""
 
     MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_NOATIME, MS_BIND, MNT_DETACH = 1, 2, 4, 32, 1024, 4096, 2
-    PR_SET_CHILD_SUBREAPER = 36
 
     library: object = None
 
@@ -163,9 +135,6 @@ class Libc:
 
     def unmount(self, target: bytes) -> None:
         self._call("umount2", f"unmount {shown(target)}", target, self.MNT_DETACH)
-
-    def adopt_orphans(self) -> None:
-        self._call("prctl", "prctl", self.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 libc = Libc()

@@ -11,7 +11,7 @@ import _signal as signal
 import os
 import select
 import sys
-from _collections_abc import Callable
+from contextlib import suppress
 
 from belljar.agent.guest.accounts import Account
 from belljar.agent.guest.guest import Guest
@@ -37,10 +37,10 @@ class Agent(Channel):
         self.errands: list[Errand] = []
         self.zygote: Zygote | None = None
         self.calls = guest.calls | {
-            b"add_account": self._add_account, b"place": self._place, b"settle": self._settle,
-            b"hold_still": self._hold_still, b"go_on": self._go_on,
+            b"add_account": lambda words: guest.add_account(Account(words)), b"place": self._place,
+            b"settle": self._settle, b"hold_still": self._hold_still, b"go_on": lambda words: self.go_on(),
         }  # fmt: skip
-        self.numbered: dict[bytes, Callable[[int, Words], bytes | None]] = {
+        self.numbered = {  # these answer by themselves
             b"start": self._start, b"connect": self._connect, b"take_up": self._take_up,
             b"end_payload": self._end_payload,
         }  # fmt: skip
@@ -53,7 +53,7 @@ class Agent(Channel):
             if number in (signal.SIGKILL, signal.SIGSTOP) or 32 <= number < signal.SIGRTMIN:
                 continue
             quiet = number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGALRM)
-            signal.signal(number, ignore if quiet else signal.SIG_DFL)
+            signal.signal(number, (lambda number, stack: None) if quiet else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         self.wake, wake_inner = os.pipe()
         os.set_blocking(self.wake, False)
@@ -91,9 +91,15 @@ class Agent(Channel):
         try:
             if not 0 < number < 1 << 30:
                 raise WireError(f"call number {number}")
-            answer = self._do(name, number, words)
-            if answer is not None:
-                self.send(REPLY, number, answer)
+            if name in self.numbered:
+                return self.numbered[name](number, words)
+            if name not in self.calls:
+                raise Refused("bad-call", f"no call is named {shown(name)}")
+            match self.calls[name](words):
+                case (_, _) as long_call:
+                    Errand(self, self.errands, number, name, long_call)
+                case answer:
+                    self.send(REPLY, number, answer or b"")
         except WireError:
             raise
         except Refused as exc:
@@ -103,20 +109,6 @@ class Agent(Channel):
             self.refuse(number, "refused", f"{shown(what)}: {exc.strerror or exc}")
         except Exception as exc:
             self.refuse(number, "bad-call", f"{shown(name)}: {type(exc).__name__}: {exc}")
-
-    def _do(self, name: bytes, number: int, words: Words) -> bytes | None:
-        """The answer to a call; None when it comes later."""
-        if name in self.calls:
-            return self.calls[name](words) or b""
-        if name in self.numbered:
-            return self.numbered[name](number, words)
-        if name in self.guest.errands:
-            Errand(self, self.errands, number, name, self.guest.errands[name](words))
-            return None
-        raise Refused("bad-call", f"no call is named {shown(name)}")
-
-    def _add_account(self, words: Words) -> None:
-        self.guest.add_account(Account(words))
 
     def _place(self, words: Words) -> None:
         files = words.rows(4)
@@ -128,12 +120,12 @@ class Agent(Channel):
         if number in self.processes:
             raise WireError(f"process {number} is there already")
 
-    def _connect(self, number: int, words: Words) -> bytes:
+    def _connect(self, number: int, words: Words) -> None:
         self._check_new(number)
         self.processes[number] = Connection(self, number, words.number(), self._gone)
-        return b""
+        self.send(REPLY, number)
 
-    def _start(self, number: int, words: Words) -> bytes:
+    def _start(self, number: int, words: Words) -> None:
         self._check_new(number)
         files = words.rows(4)
         script, text = words.next(), words.next()
@@ -165,7 +157,7 @@ class Agent(Channel):
             process.drop_flows()
             process.close()
             raise
-        return b""
+        self.send(REPLY, number)
 
     def _hold_still(self, words: Words) -> None:
         """The guest is about to be frozen. What runs outlives this conversation: it waits for one that goes on, or takes it up."""
@@ -173,10 +165,7 @@ class Agent(Channel):
             raise Refused("busy", "the guest still does what it was asked before")
         self.hold_still()
 
-    def _go_on(self, words: Words) -> None:
-        self.go_on()
-
-    def _take_up(self, number: int, words: Words) -> bytes:
+    def _take_up(self, number: int, words: Words) -> None:
         """This conversation carries on with a process that another one held; what else there was is cut off."""
         process = self.processes.get(number)
         if not self.is_still or process is None or not process.pid:
@@ -186,7 +175,7 @@ class Agent(Channel):
         self.processes[number] = process
         self.go_on()
         self.later.append(process.take_up)
-        return b""
+        self.send(REPLY, number)
 
     def _end_payload(self, number: int, words: Words) -> None:
         self.ending.append(number)
@@ -225,22 +214,13 @@ class Agent(Channel):
     # -- endings
 
     def _reap(self, events: int) -> None:
-        try:
+        with suppress(BlockingIOError):
             os.read(self.wake, 4096)
-        except BlockingIOError:
-            pass
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if not pid:
-                break
-            ended = self.children.pop(pid, None)
-            if ended is not None:
-                ended(status, (usage.ru_utime, usage.ru_stime, usage.ru_maxrss << 10))
-        if self.on_child is not None:
-            self.on_child()
+        with suppress(ChildProcessError):
+            while (child := os.wait4(-1, os.WNOHANG))[0]:
+                pid, status, usage = child
+                if ended := self.children.pop(pid, None):
+                    ended(status, (usage.ru_utime, usage.ru_stime, usage.ru_maxrss << 10))
         for errand in list(self.errands):
             errand.look_at_the_clock()
 
@@ -275,10 +255,6 @@ class Agent(Channel):
             for process in left.values():
                 process.leave()
         self._abandon_all()
-
-
-def ignore(number: int, stack: object) -> None:
-    """A signal handler."""
 
 
 def find_port(name: str) -> str:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import _signal as signal
 import errno
 import os
+from contextlib import suppress
+from functools import partial
 
 from belljar.agent.guest.accounts import Account
 from belljar.agent.guest.cgroups import Box
@@ -17,25 +19,6 @@ from belljar.agent.transfer.untar import unpack
 from belljar.agent.wire import FAILED, KIB, NOT_EXECUTABLE, NOT_FOUND, Words, join, with_nul
 
 CODES = {"not-found": NOT_FOUND, "not-executable": NOT_EXECUTABLE}  # of what never began, as shells have them
-
-
-class Environment:
-    """Looks like a dictionary to execve, but keeps order and repeated names."""
-
-    def __init__(self, pairs: list[list[bytes]]) -> None:
-        self.pairs = pairs
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def __getitem__(self, name: bytes) -> bytes:
-        return dict(self.pairs)[name]
-
-    def keys(self) -> list[bytes]:
-        return [name for name, _ in self.pairs]
-
-    def values(self) -> list[bytes]:
-        return [value for _, value in self.pairs]
 
 
 class Job:
@@ -61,7 +44,8 @@ class Job:
         self.began = 0  # when the first payload did, in the clock that files are stamped with
 
     def read_rest(self) -> None:
-        self.rlimits, self.argv, self.env = self.words.rows(3), self.words.some(), Environment(self.words.rows(2))
+        self.rlimits, self.argv = self.words.rows(3), self.words.some()
+        self.env = {name: value for name, value in self.words.rows(2)}
         if self.words.at != len(self.words.words):
             raise ValueError("more words than an order has")
 
@@ -167,7 +151,7 @@ def execute(job: Job) -> None:
     name = job.program or (job.argv[0] if job.argv else b"")
     if not name:
         raise Refused("not-found", "an empty command")
-    path = dict(job.env.pairs).get(b"PATH", b"/usr/local/bin:/usr/bin:/bin")
+    path = job.env.get(b"PATH", b"/usr/local/bin:/usr/bin:/bin")
     folders = [b""] if b"/" in name else [(folder or b".") + b"/" for folder in path.split(b":")]
     refusal = ""
     for program in [folder + name for folder in folders]:
@@ -191,12 +175,12 @@ def execute(job: Job) -> None:
 
 def run_program(path: bytes, job: Job) -> None:
     try:
-        os.execve(path, job.argv, job.env)  # type: ignore[arg-type]
+        os.execve(path, job.argv, job.env)
     except OSError as exc:
         if exc.errno != errno.ENOEXEC:
             raise
     # A file without a format the kernel knows is a script for sh: so do shells.
-    os.execve(b"/bin/sh", [b"/bin/sh", path, *job.argv[1:]], job.env)  # type: ignore[arg-type]
+    os.execve(b"/bin/sh", [b"/bin/sh", path, *job.argv[1:]], job.env)
 
 
 def exchange_of(job: Job) -> Exchange | None:
@@ -213,22 +197,18 @@ def run_builtin(job: Job, trouble: int, exchange: Exchange | None) -> None:
     for entry in os.listdir("/proc/self/fd"):
         if int(entry) > 2 and int(entry) not in (trouble, exchange.fd if exchange else -1):
             close_quietly(int(entry))  # no exec closes them: the channel, other payloads' pipes
-    path = job.argv[0]
+    path, write = job.argv[0], partial(write_all, 1)
     try:
         if job.builtin == b"put":
             unpack(lambda size: os.read(0, min(size, CHUNK)), path, job.argv[2], exchange=exchange)
         elif job.builtin == b"collect":
-            Gatherer(write_to_stdout).gather(job.argv)
+            Gatherer(write).gather(job.argv)
         else:
             since = job.began if job.argv[2] == b"changed" else 0
-            Packer(write_to_stdout, job.argv[3:], since, exchange).pack(path)
+            Packer(write, job.argv[3:], since, exchange).pack(path)
     except OSError as exc:
         kind = "space" if exc.errno == errno.ENOSPC else "broken"
         raise Refused(kind, f"{shown(path)}: {exc.strerror}") from exc
-
-
-def write_to_stdout(data: bytes) -> None:
-    write_all(1, data)
 
 
 # An order that asks for nothing.
@@ -274,7 +254,11 @@ class Zygote:
                 words = bytes(order).split(b"\0")
                 job = Job(Words(words[2:]))
                 job.path, job.began = words[0], int(words[1])
-                files = [self._descriptor(at, kind) for at, kind in enumerate(job.stdio)]
+                null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+                # "o" is put in its place just before.
+                files = [
+                    {"s": end, "n": null, "o": 1}.get(kind, -1) for kind, end in zip(job.stdio, self.inner, strict=True)
+                ]
                 become_payload(job, guest, self.inner if job.terminal else files, trouble)
             code = 0
         except Refused as exc:
@@ -285,19 +269,10 @@ class Zygote:
         finally:
             os._exit(code)
 
-    def _descriptor(self, index: int, kind: str) -> int:
-        if kind == "n":
-            return os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        if kind == "o":
-            return 1  # put in its place just before
-        return self.inner[index] if kind == "s" else -1
-
     def go(self, job: Job) -> None:
         """Hand over the order. A child that has ended meanwhile says why."""
-        try:
+        with suppress(BrokenPipeError):
             write_all(self.orders, join(job.path, b"%d" % job.began, *job.words.words))
-        except BrokenPipeError:
-            pass
         os.close(self.orders)
 
     def discard(self) -> None:

@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import _signal as signal
-import fcntl
 import os
 import select
-import struct
 import time
 from _collections_abc import Callable
+from contextlib import suppress
 
-from belljar.agent.guest.guest import Guest, LongCall
+from belljar.agent.guest.guest import Guest
+from belljar.agent.guest.mounts import LongCall
 from belljar.agent.guest.system import Refused, kill_quietly, shown
 from belljar.agent.loop.channel import Channel, Usage
 from belljar.agent.loop.payload import Job, Zygote, three_pipes
 from belljar.agent.loop.streams import Inflow, Outflow
-from belljar.agent.wire import (
-    CREDIT,
-    DATA,
-    END,
-    EOF,
-    EXIT,
-    LEADER,
-    REPLY,
-    RESET,
-    RESIZE,
-    SIGNAL,
-    STDIN,
-    U32,
-    WINDOW,
-    WINDOW_SIZE,
-)
+from belljar.agent.wire import CREDIT, DATA, END, EOF, EXIT, LEADER, REPLY, RESET, RESIZE, SIGNAL, STDIN, WINDOW
 
-WAITS = "held\0one of its programs waits for a job"
+WAITS = b"held\0one of its programs waits for a job"
 Gone = Callable[["Process"], None]
 
 
@@ -62,6 +47,7 @@ class Process:
         """Hand the order to a child: to the one that is there already, or to a new one. From now on it is the payload, and the
         outer ends are its streams."""
         base, is_terminal = 4 * self.number, bool(self.job.terminal)
+        say_end = lambda terminal: os.write(terminal, b"\4")  # noqa: E731  # as a person says that nothing more comes
         if self.zygote is None:
             self.zygote = Zygote(self.guest, self.box, *(self._terminal() if is_terminal else three_pipes()))
         for fd in set(self.zygote.inner):
@@ -74,7 +60,7 @@ class Process:
             if kind != "s" and not is_terminal:
                 os.close(fd)
             elif index == STDIN:
-                self.inflows[base] = Inflow(self.agent, base, fd, self.advance, type_end if is_terminal else None)
+                self.inflows[base] = Inflow(self.agent, base, fd, self.advance, say_end if is_terminal else None)
             else:
                 self.outflows[base + index] = Outflow(self.agent, base + index, fd, self.advance)
         self.pid, self.trouble = zygote.pid, zygote.trouble
@@ -101,7 +87,7 @@ class Process:
         if kind == SIGNAL:
             self.signal(body[0])
         elif kind == RESIZE:
-            self.resize(*WINDOW_SIZE.unpack(body))
+            self.resize(int.from_bytes(body[:2]), int.from_bytes(body[2:]))
         elif inflow and kind == DATA:
             inflow.feed(body)
         elif inflow and kind == EOF:
@@ -134,7 +120,7 @@ class Process:
         import termios
 
         if self.master >= 0:
-            fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+            termios.tcsetwinsize(self.master, (rows, columns))
 
     # -- the way out
 
@@ -158,7 +144,7 @@ class Process:
             if inflow.fd < 0 or inflow.is_ended:
                 self.agent.send(RESET, number)
             elif inflow.credit:
-                self.agent.send(CREDIT, number, U32.pack(inflow.credit))
+                self.agent.send(CREDIT, number, inflow.credit.to_bytes(4))
         self.agent.flush()
 
     def hold(self) -> None:
@@ -183,24 +169,16 @@ class Process:
         if not is_told or self.is_over or any(flow.fd >= 0 for flow in self.outflows.values()):
             return
         if not self.is_silent:
-            if self.end is None:
-                self._send_exit(0, (0.0, 0.0, 0), WAITS)
-            else:
-                self._send_exit(*self.end, self._trouble_text())
+            status, usage = self.end or (0, (0.0, 0.0, 0))
+            trouble = b"" if self.end else WAITS
+            with suppress(BlockingIOError):
+                trouble = trouble or os.read(self.trouble, 4096)
+            is_killed = status & 0x7F == signal.SIGKILL  # to ask why takes a clone 4 ms
+            end = END.pack(status, *usage, is_killed and self.box.has_oom_kill())
+            self.agent.send(EXIT, self.number, end + (trouble or b"\0"))
             self.is_silent = True
         if self.is_empty:
             self.close()
-
-    def _send_exit(self, status: int, usage: Usage, trouble: str) -> None:
-        is_killed = status & 0x7F == signal.SIGKILL  # to ask why takes a clone 4 ms
-        end = END.pack(status, *usage, is_killed and self.box.has_oom_kill())
-        self.agent.send(EXIT, self.number, end + (trouble or "\0").encode("utf-8", "replace"))
-
-    def _trouble_text(self) -> str:
-        try:
-            return os.read(self.trouble, 4096).decode("utf-8", "replace")
-        except BlockingIOError:
-            return ""
 
     def leave(self) -> None:
         """Nobody listens any more: it goes on, and what it says is dropped."""
@@ -237,11 +215,6 @@ class Process:
             self.zygote.discard()
         self.agent.later += [self.box.discard, self.guest.after_payload]
         self.gone(self)
-
-
-def type_end(terminal: int) -> None:
-    """As a person says that nothing more comes. Raises OSError."""
-    os.write(terminal, b"\4")
 
 
 class Errand:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import select
 from _collections_abc import Callable
+from contextlib import suppress
 
 from belljar.agent.loop.channel import Channel
-from belljar.agent.wire import CREDIT, DATA, EOF, MAX_CREDIT, MAX_DATA, RESET, U32, WINDOW, WireError
+from belljar.agent.wire import CREDIT, DATA, EOF, MAX_CREDIT, MAX_DATA, RESET, WINDOW, WireError
 
 
 class Flow:
@@ -133,7 +134,7 @@ class Inflow(Flow):
             return self.drop()
         if self.owed >= WINDOW // 4:
             self.credit += self.owed
-            self.agent.send(CREDIT, self.number, U32.pack(self.owed))
+            self.agent.send(CREDIT, self.number, self.owed.to_bytes(4))
             self.owed = 0
         if not self.queue:
             self.agent.unwatch(self.fd)
@@ -141,11 +142,9 @@ class Inflow(Flow):
                 self.finish()
 
     def finish(self) -> None:
-        try:
+        with suppress(OSError):  # nobody is there any more
             if self.say_end is not None:
                 self.say_end(self.fd)
-        except OSError:  # nobody is there any more
-            pass
         self.drop()
 
     def drop(self) -> None:

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import BadSetting, CommandMissing, LibvirtLost, LibvirtRefused
+from belljar.host.commands import path_of
 from belljar.host.processes import all_pids, command_line, owner
 from belljar.hypervisor import DomainEvent, EventKind, LibvirtSettings
 from belljar.hypervisor.qemu.domain import Lines
-from belljar.hypervisor.qemu.process.launch import Child, setpriv, spawn
+from belljar.hypervisor.qemu.process.launch import Child, spawn
 from belljar.hypervisor.qemu.process.qmp import settle
 from belljar.model import MachineId
 
@@ -62,7 +63,8 @@ class Connection:
         with Lines("control", "channel", "console") as lines:
             self._control, self.channel, self.console = lines.ours.values()
             fds = [str(end.fileno()) for end in lines.theirs.values()]
-            argv = [setpriv(), "--pdeathsig=KILL", "--", sys.executable, "-I", str(PROGRAM), f"{MARK}{id}", *fds]
+            program = [sys.executable, "-I", str(PROGRAM), f"{MARK}{id}", *fds]
+            argv = [path_of("setpriv", "Install util-linux."), "--pdeathsig=KILL", "--", *program]
             self._child = Child(argv, map(int, fds), log, self._process_ended, start)
         self.pid = self._child.pid
         asyncio.get_running_loop().add_reader(self._control, self._hear)

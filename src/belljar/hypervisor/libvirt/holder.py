@@ -12,8 +12,11 @@ import os
 import socket
 import sys
 import tty
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from xml.etree import ElementTree
 
@@ -50,10 +53,10 @@ class Holder:
         register(domain, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._lifecycle, None)
         register(domain, libvirt.VIR_DOMAIN_EVENT_ID_IO_ERROR_REASON, self._disk_error, None)
         register(domain, libvirt.VIR_DOMAIN_EVENT_ID_REBOOT, self._rebooted, None)
-        stream = self._connection.newStream(libvirt.VIR_STREAM_NONBLOCK)
+        stream, terminal = self._connection.newStream(), terminal_of(domain.XMLDesc())
         domain.openChannel(None, stream, 0)
-        Pump(libvirt, stream, self._channel)
-        Pump(libvirt, Terminal(libvirt, console_of(domain.XMLDesc())), self._console)
+        carry(self._channel, stream.recv, stream.send)
+        carry(self._console, partial(os.read, terminal), partial(os.write, terminal))
 
     def ask(self, call: str, *words: Any) -> None:
         """Call a method of the domain itself."""
@@ -96,86 +99,34 @@ class Holder:
         self.tell("event", "reset", "the guest asked for a reboot")
 
 
-class Terminal:
-    """A guest's console with what a pump takes of a stream. virDomainOpenConsole would take a lock in /var/lock for it, which a
-    daemon that is killed leaves behind, and which no other user's daemon can then remove."""
+def carry(line: socket.socket, receive: Callable[[int], bytes], send: Callable[[bytes], int]) -> None:
+    """Copy between one of the supervisor's sockets and the guest, in a thread for each direction. The line is hung up when the guest's
+    end is gone, by whatever error that is told."""
 
-    def __init__(self, libvirt: Any, path: str) -> None:
-        self._libvirt = libvirt
-        self._fd = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
-        tty.setraw(self._fd)
+    def inward() -> None:
+        with suppress(Exception):
+            while data := receive(SIZE):
+                line.sendall(data)
+        with suppress(OSError):
+            line.shutdown(socket.SHUT_RDWR)
 
-    def recv(self, size: int) -> Any:
-        try:
-            return os.read(self._fd, size)
-        except BlockingIOError:
-            return -2
+    def outward() -> None:
+        with suppress(Exception):
+            while data := line.recv(SIZE):
+                while data:
+                    data = data[send(data) :]
 
-    def send(self, data: bytes) -> int:
-        try:
-            return os.write(self._fd, data)
-        except BlockingIOError:
-            return -2
-
-    def eventAddCallback(self, events: int, call: Any, _: Any) -> None:
-        """libvirt's events of streams and of descriptors have the same numbers."""
-        tell = lambda _, __, seen, ___: call(self, seen, None)  # noqa: E731
-        self._watch = self._libvirt.virEventAddHandle(self._fd, events, tell, None)
-
-    def eventUpdateCallback(self, events: int) -> None:
-        self._libvirt.virEventUpdateHandle(self._watch, events)
-
-    def eventRemoveCallback(self) -> None:
-        self._libvirt.virEventRemoveHandle(self._watch)
-        os.close(self._fd)
+    for work in (inward, outward):
+        Thread(target=work, daemon=True).start()
 
 
-class Pump:
-    """Copies between a stream of libvirt's and a socket of the supervisor's. The supervisor always reads its sockets soon, so
-    they may be waited for."""
-
-    def __init__(self, libvirt: Any, stream: Any, line: socket.socket) -> None:
-        self._libvirt, self._stream, self._line = libvirt, stream, line
-        self._unsent = b""
-        self._watch = libvirt.virEventAddHandle(line.fileno(), libvirt.VIR_EVENT_HANDLE_READABLE, self._outward, None)
-        stream.eventAddCallback(libvirt.VIR_STREAM_EVENT_READABLE, self._inward, None)
-
-    def _outward(self, *_: Any) -> None:
-        self._unsent = self._line.recv(SIZE)
-        if self._unsent:
-            self._send()
-        else:
-            self._libvirt.virEventUpdateHandle(self._watch, 0)
-
-    def _send(self) -> None:
-        """As much as the stream takes now. What is left keeps the supervisor waiting."""
-        libvirt = self._libvirt
-        while self._unsent and (count := self._stream.send(self._unsent)) > 0:
-            self._unsent = self._unsent[count:]
-        libvirt.virEventUpdateHandle(self._watch, 0 if self._unsent else libvirt.VIR_EVENT_HANDLE_READABLE)
-        more = libvirt.VIR_STREAM_EVENT_WRITABLE if self._unsent else 0
-        self._stream.eventUpdateCallback(libvirt.VIR_STREAM_EVENT_READABLE | more)
-
-    def _inward(self, stream: Any, events: int, _: Any) -> None:
-        try:
-            if events & self._libvirt.VIR_STREAM_EVENT_WRITABLE:
-                self._send()
-            data = stream.recv(SIZE)
-            if data == -2:  # there is nothing now
-                return
-            self._line.sendall(data)
-        except (self._libvirt.libvirtError, OSError):
-            data = b""
-        if not data:
-            stream.eventRemoveCallback()
-            self._libvirt.virEventRemoveHandle(self._watch)
-            self._line.close()
-
-
-def console_of(document: str) -> str:
-    """The terminal behind the serial port of a domain that runs."""
+def terminal_of(document: str) -> int:
+    """The one behind the serial port of a domain that runs. virDomainOpenConsole would take a lock in /var/lock for it, which a daemon
+    that is killed leaves behind, and which no other user's daemon can then remove."""
     path = ElementTree.fromstring(document).find("./devices/serial/source")
-    return "" if path is None else path.get("path", "")
+    fd = os.open("" if path is None else path.get("path", ""), os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    tty.setraw(fd)
+    return fd
 
 
 def translate(libvirt: Any, event: int, detail: int) -> tuple[str, str] | None:

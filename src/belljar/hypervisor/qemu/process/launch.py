@@ -14,13 +14,13 @@ import signal
 import socket
 import stat
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from belljar.errors import CommandMissing, HostError, ImageCorrupt, NoMemory, TemplateError
 from belljar.hints import TYPE_CHECKING
-from belljar.host.commands import SEARCH_PATH, program
+from belljar.host.commands import SEARCH_PATH, path_of
 from belljar.host.files import private, write_all
 from belljar.host.threads import MORE_THREADS
 from belljar.hypervisor import DomainSpec, Template
@@ -53,7 +53,7 @@ def confined(
     argv: Sequence[str], owner: tuple[int, int], *, capabilities: Iterable[str] = (), groups: Iterable[int] = ()
 ) -> list[str]:
     """The command line that runs *argv* as *owner* with no way to gain rights, and kills it when we die."""
-    words = [setpriv(), "--pdeathsig=KILL", "--no-new-privs"]
+    words = [path_of("setpriv", "Install util-linux."), "--pdeathsig=KILL", "--no-new-privs"]
     if os.geteuid() == 0:
         kept = "".join(f",+{name}" for name in capabilities)
         words += [f"--reuid={owner[0]}", f"--regid={owner[1]}"]
@@ -69,10 +69,6 @@ def kvm_groups() -> tuple[int, ...]:
         device = os.stat("/dev/kvm")
         return () if device.st_mode & stat.S_IROTH and device.st_mode & stat.S_IWOTH else (device.st_gid,)
     return ()
-
-
-def setpriv() -> str:
-    return program("", ["setpriv"], key="", missing="setpriv", hint="Install util-linux.")
 
 
 Spawn = Callable[[Sequence[str], Iterable[int], int], int]  # command line, descriptors, stderr; the process's id
@@ -148,49 +144,31 @@ class Child:
 
 def spawn(argv: Sequence[str], fds: Iterable[int], stderr: int, environment: Mapping[str, str] = ENVIRONMENT) -> int:
     """Start the program with *fds* under their own numbers, and nothing else of ours."""
-    inherited = set(fds)
+    inherited, (soft, hard) = set(fds), resource.getrlimit(resource.RLIMIT_CORE)
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
         (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0),
         *((os.POSIX_SPAWN_DUP2, stderr, fd) for fd in (1, 2)),
     ]
-    # glibc refuses to close one in the child that is above the limit on open files.
-    for fd in _inheritable() - inherited:
-        os.set_inheritable(fd, False)
+    # No core file: a guest's memory has no business in somebody's working folder.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
     try:
-        with _parent_of(inherited):
-            return os.posix_spawn(argv[0], list(argv), environment, file_actions=actions, setsigmask=NOT_FOR_QEMU)
+        # Neither those that our own parent left open for us. (In the child alone, glibc refuses to close one that is above the limit on
+        # open files, and dup2 onto itself would do from 2.29 on.)
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            with suppress(OSError):  # that of the listing
+                if fd > 2:
+                    os.set_inheritable(fd, fd in inherited)
+        return os.posix_spawn(argv[0], list(argv), environment, file_actions=actions, setsigmask=NOT_FOR_QEMU)
     except FileNotFoundError as exc:
         raise CommandMissing(f"{argv[0]}: no such program on this host") from exc
     except OSError as exc:
         kind = NoMemory if exc.errno in (errno.ENOMEM, errno.EAGAIN) else HostError
         hint = MORE_THREADS if exc.errno == errno.EAGAIN else None
         raise kind(f"{argv[0]}: cannot be started: {exc.strerror}", hint=hint) from exc
-
-
-@contextmanager
-def _parent_of(fds: Iterable[int]) -> Iterator[None]:
-    """Children started inside get these descriptors (dup2 onto itself would do, in the child alone, from glibc 2.29), and write
-    no core file: a guest's memory has no business in somebody's working folder."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
-    try:
-        for fd in fds:
-            os.set_inheritable(fd, True)
-        yield
     finally:
-        for fd in fds:
+        for fd in inherited:
             os.set_inheritable(fd, False)
         resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
-
-
-def _inheritable() -> set[int]:
-    """Descriptors above 2 that our own parent left open for us: not QEMU's business."""
-    fds = set()
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        with suppress(OSError):
-            if fd > 2 and os.get_inheritable(fd):
-                fds.add(fd)
-    return fds
 
 
 def ended(status: int | None) -> str:
