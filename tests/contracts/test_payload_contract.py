@@ -247,7 +247,7 @@ ODD = bytes(range(1, 256)).replace(b"=", b"")
 
 async def test_arguments_and_environment_are_the_same_to_the_byte(channel: socket) -> None:
     words = (b"", b" ", b"two\nlines", b"'\"`$(id)\\", ODD, "\N{SNOWMAN}".encode(), b"--", b"-x")
-    env = (*ENV, (b"ODD", ODD), (b"EMPTY", b""), (b"NEW\nLINE", b"a\nb"))
+    env = (*ENV, (b"ODD", ODD), (b"EMPTY", b""), (b"NEW\nLINE", b"a\nb"), (b"TWICE", b"1"), (b"TWICE", b"2"))
     code = "import os; os.write(1, open('/proc/self/cmdline', 'rb').read()); os.write(2, open('/proc/self/environ', 'rb').read())"
     async with talking(channel) as guest:
         done = await ran(guest, payload(b"/usr/bin/python3", b"-ISc", code.encode(), *words, env=env))

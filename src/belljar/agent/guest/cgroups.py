@@ -1,4 +1,4 @@
-"""What keeps a payload's processes together."""
+"""What keeps a payload's processes together: a control group, or its session where the kernel has none."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import os
 import select
 from _collections_abc import Callable
 
-from belljar.agent.guest.system import kill_quietly, read_file, say, write_quietly
+from belljar.agent.guest.system import is_below, kill_quietly, processes, read_file, say, write_quietly
 from belljar.agent.loop.channel import Channel
 from belljar.agent.wire import MIB
 
 
-class Box:
+class Cgroup:
     """A control group (version 2). Whatever a process of it forks stays in it."""
 
     count = 0
     is_patient = False  # what is left may end by itself
 
     def __init__(self, parent: str) -> None:
-        Box.count += 1
-        self.path = f"{parent}/{os.getpid()}.{Box.count}"
+        Cgroup.count += 1
+        self.path = f"{parent}/{os.getpid()}.{Cgroup.count}"
         os.mkdir(self.path)
         self.procs = os.open(self.path + "/cgroup.procs", os.O_RDWR | os.O_CLOEXEC)
         self.events = os.open(self.path + "/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
@@ -73,3 +73,54 @@ class Box:
             os.rmdir(self.path)
         except OSError as exc:
             say(f"{self.path}: {exc.strerror}")
+
+
+class Family:
+    """Without control groups: the payload's session, and orphans; one with a new session is the last payload's."""
+
+    live: list[Family] = []
+    is_patient = False  # what is left may end by itself
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.then: Callable[[], None] | None = None
+        Family.live.append(self)
+
+    def join(self) -> None:
+        pass
+
+    def clear(self, agent: Channel, pid: int, then: Callable[[], None]) -> None:
+        self.pid, self.then = pid, then
+        agent.on_child = self._look
+        self._look()
+
+    def hurry(self) -> None:
+        self.is_patient = False
+        self._look()
+
+    @staticmethod
+    def _look() -> None:
+        for family in list(Family.live):
+            if family.then is not None and not family._kill():
+                then, family.then = family.then, None
+                then()
+
+    def _kill(self) -> bool:
+        """Kill what is left; False when nothing is. SIGCHLD reports the end of each."""
+        rows = processes()
+        others = [one for one in Family.live if one is not self and (one.then is None or one.is_patient)]
+        doomed = [pid for pid, row in rows.items() if row[1] == self.pid]
+        if not others:
+            doomed += [pid for pid in rows if is_below(os.getpid(), pid, rows)]
+        for pid in () if self.is_patient else doomed:
+            kill_quietly(pid, signal.SIGKILL)
+        return bool(doomed)
+
+    def has_oom_kill(self) -> bool:
+        return False
+
+    def discard(self) -> None:
+        Family.live.remove(self)
+
+
+Box = Cgroup | Family

@@ -12,7 +12,7 @@ from _collections_abc import Callable
 from contextlib import suppress
 
 from belljar.agent.guest.accounts import Account, add_to_files
-from belljar.agent.guest.cgroups import Box
+from belljar.agent.guest.cgroups import Box, Cgroup, Family
 from belljar.agent.guest.devices import await_devices
 from belljar.agent.guest.growth import TAKES_BLOCKS, abilities, blocks, fill_disk, limit_for, meminfo, take_all
 from belljar.agent.guest.mounts import LongCall, Mounts, checked_target, mount_packed
@@ -63,7 +63,7 @@ class Guest(Mounts):
         self.used = 0  # bytes of memory that the kernel and we have at the boot
         self.blocks = 0  # of memory, in the template
         self.held = 0  # bytes of memory that were not asked for
-        self.spare: Box | None = None
+        self.spare: Cgroup | None = None
         self.spare_places: list[bytes] = []
         self.folders = 0
         self.calls |= {
@@ -88,17 +88,15 @@ class Guest(Mounts):
         self.cgroup = self._make_cgroup()
 
     def _make_cgroup(self) -> str:
-        """A control group for all payloads, with a reserve of memory for the kernel and us. It comes before the guest's services, which
-        a clone's new name and clock wake. Where the guest uses version 1, version 2 is mounted for us, and limits nothing."""
-        root = CGROUPS
-        if not os.path.exists(root + "/cgroup.controllers"):
-            root = RUN + "/cgroup"
-            os.makedirs(root, exist_ok=True)
-            libc.mount(b"cgroup2", root.encode(), b"cgroup2", 0, b"")
-        folder = root + "/belljar"
+        """A control group for all payloads, with a reserve of memory for the kernel and us; "" without cgroup2. It comes before the
+        guest's services, which a clone's new name and clock wake."""
+        folder = CGROUPS + "/belljar"
+        if not os.path.exists(CGROUPS + "/cgroup.controllers"):
+            libc.adopt_orphans()
+            return ""
         os.makedirs(folder, 0o755, exist_ok=True)
         write_quietly(folder + "/cgroup.kill", b"1")  # what an agent that died has left
-        for path in (root, folder):
+        for path in (CGROUPS, folder):
             for controller in (b"+memory", b"+pids"):
                 write_quietly(path + "/cgroup.subtree_control", controller)
         total = meminfo("MemTotal")
@@ -117,9 +115,9 @@ class Guest(Mounts):
 
         def work() -> bytes:
             still_held, total = take_all(known, cpus, plugged, surplus, held, disk), meminfo("MemTotal")
-            if plugged or surplus != held:
+            if self.cgroup and (plugged or surplus != held):
                 most = limit_for(total, self.used + plugged // 64, still_held)
-                write_quietly(self.cgroup + "/memory.max", b"%d" % most)
+                write_file(self.cgroup + "/memory.max", b"%d" % most, flags=0)
             return b"%d\0%d" % (len(os.sched_getaffinity(0)), total)
 
         return Patience.GROW, work
@@ -270,13 +268,15 @@ class Guest(Mounts):
         return folder
 
     def box(self) -> Box:
-        ready, self.spare = self.spare or Box(self.cgroup), None
+        if not self.cgroup:
+            return Family()
+        ready, self.spare = self.spare or Cgroup(self.cgroup), None
         return ready
 
     def after_payload(self) -> None:
         """Beside the hot path: the next payload's box."""
-        if self.spare is None:
-            self.spare = Box(self.cgroup)
+        if self.cgroup and self.spare is None:
+            self.spare = Cgroup(self.cgroup)
 
     def give(self, what: int | bytes, account: Account, group: int | None = None) -> None:
         """Make a pipe, a terminal or a folder the user's own, so that /dev/stdout and /dev/tty can be opened by name."""
@@ -321,9 +321,10 @@ class Guest(Mounts):
             leave_network(self.address)
             write_file("/etc/resolv.conf", b"")
         self.identify(Words([*NOBODY, now()]))
-        fork()
-        # Once more: what the fork has left shared is copied now, not by each clone.
-        self.identify(Words([*NOBODY, now()]))
+        if self.cgroup:
+            fork()
+            # Once more: what the fork has left shared is copied now, not by each clone.
+            self.identify(Words([*NOBODY, now()]))
 
 
 def find_room() -> None:

@@ -78,6 +78,25 @@ def kill_quietly(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
+def processes() -> dict[int, tuple[int, int]]:
+    """pid -> (parent, session) of every process that is not a zombie."""
+    rows = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            words = read_file(f"/proc/{entry}/stat", 1024).rpartition(b")")[2].split()
+            if len(words) > 3 and words[0] not in (b"Z", b"X"):
+                rows[int(entry)] = (int(words[1]), int(words[3]))
+    return rows
+
+
+def is_below(ancestor: int, pid: int, rows: dict[int, tuple[int, int]]) -> bool:
+    while pid in rows:
+        pid = rows[pid][0]
+        if pid == ancestor:
+            return True
+    return False
+
+
 def has_filesystem(name: str) -> bool:
     return b"\t%s\n" % name.encode() in read_file("/proc/filesystems")
 
@@ -119,6 +138,7 @@ class Libc:
     """The few calls that Python does not have. ctypes is slow to import, so it comes with the first of them."""
 
     MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_NOATIME, MS_BIND, MNT_DETACH = 1, 2, 4, 32, 1024, 4096, 2
+    PR_SET_CHILD_SUBREAPER = 36
 
     library: object = None
 
@@ -135,6 +155,9 @@ class Libc:
 
     def unmount(self, target: bytes) -> None:
         self._call("umount2", f"unmount {shown(target)}", target, self.MNT_DETACH)
+
+    def adopt_orphans(self) -> None:
+        self._call("prctl", "prctl", self.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 libc = Libc()

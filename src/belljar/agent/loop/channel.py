@@ -31,6 +31,7 @@ class Channel:
         self.waiting: list[Callable[[], None]] = []  # called when the host has taken what was too much
         self.later: list[Callable[[], None]] = []  # done once all that was ready has been looked at
         self.children: dict[int, Callable[[int, Usage], None]] = {}  # by pid: called with its wait status and its use
+        self.on_child: Callable[[], None] | None = None  # called after any child has ended
         self.is_over = False
         self.mask = select.EPOLLIN
         os.set_blocking(fd, False)

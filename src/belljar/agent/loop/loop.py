@@ -221,6 +221,8 @@ class Agent(Channel):
                 pid, status, usage = child
                 if ended := self.children.pop(pid, None):
                     ended(status, (usage.ru_utime, usage.ru_stime, usage.ru_maxrss << 10))
+        if self.on_child is not None:
+            self.on_child()
         for errand in list(self.errands):
             errand.look_at_the_clock()
 

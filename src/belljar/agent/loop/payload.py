@@ -21,6 +21,25 @@ from belljar.agent.wire import FAILED, KIB, NOT_EXECUTABLE, NOT_FOUND, Words, jo
 CODES = {"not-found": NOT_FOUND, "not-executable": NOT_EXECUTABLE}  # of what never began, as shells have them
 
 
+class Environment:
+    """Looks like a dictionary to execve, but keeps order and repeated names."""
+
+    def __init__(self, pairs: list[list[bytes]]) -> None:
+        self.pairs = pairs
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, name: bytes) -> bytes:
+        return dict(self.pairs)[name]
+
+    def keys(self) -> list[bytes]:
+        return [name for name, _ in self.pairs]
+
+    def values(self) -> list[bytes]:
+        return [value for _, value in self.pairs]
+
+
 class Job:
     """A `start` call, taken apart. What only the child needs is left in words until `read_rest`."""
 
@@ -45,7 +64,7 @@ class Job:
 
     def read_rest(self) -> None:
         self.rlimits, self.argv = self.words.rows(3), self.words.some()
-        self.env = {name: value for name, value in self.words.rows(2)}
+        self.env = Environment(self.words.rows(2))
         if self.words.at != len(self.words.words):
             raise ValueError("more words than an order has")
 
@@ -151,7 +170,7 @@ def execute(job: Job) -> None:
     name = job.program or (job.argv[0] if job.argv else b"")
     if not name:
         raise Refused("not-found", "an empty command")
-    path = job.env.get(b"PATH", b"/usr/local/bin:/usr/bin:/bin")
+    path = dict(job.env.pairs).get(b"PATH", b"/usr/local/bin:/usr/bin:/bin")
     folders = [b""] if b"/" in name else [(folder or b".") + b"/" for folder in path.split(b":")]
     refusal = ""
     for program in [folder + name for folder in folders]:
@@ -175,12 +194,12 @@ def execute(job: Job) -> None:
 
 def run_program(path: bytes, job: Job) -> None:
     try:
-        os.execve(path, job.argv, job.env)
+        os.execve(path, job.argv, job.env)  # type: ignore[arg-type]
     except OSError as exc:
         if exc.errno != errno.ENOEXEC:
             raise
     # A file without a format the kernel knows is a script for sh: so do shells.
-    os.execve(b"/bin/sh", [b"/bin/sh", path, *job.argv[1:]], job.env)
+    os.execve(b"/bin/sh", [b"/bin/sh", path, *job.argv[1:]], job.env)  # type: ignore[arg-type]
 
 
 def exchange_of(job: Job) -> Exchange | None:
