@@ -219,7 +219,7 @@ class Outcomes:
 
     @contextmanager
     def _troubles(self, user: str) -> Iterator[None]:
-        """Of a ledger that a user may write into as it pleases."""
+        """What goes wrong with a user's ledger, which may have anything in it, stops no other."""
         try:
             yield
         except (BelljarError, OSError, TypeError, ValueError) as exc:

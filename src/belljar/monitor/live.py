@@ -136,7 +136,7 @@ class Host:
 
 
 def living(views: Iterable[MachineView]) -> list[Machine]:
-    """Of these, those that have not ended. One whose keeper is dead is *abandoned*."""
+    """Those that have not ended. One whose keeper is dead is *abandoned*."""
     return [_machine(view) for view in views if view.state != State.DONE.value]
 
 

@@ -45,7 +45,7 @@ class Node:
     name: str
     living: tuple[Machine, ...] = ()
     ended: tuple[Machine, ...] = ()  # the latest of them, and the latest failure of each cause
-    # Of all that ended: table, row, column, number. `starts` has, by path, how many took so many seconds.
+    # All that ended, added up: table, row, column, number. `starts` has by path how many took so many seconds.
     counts: tuple[tuple[str, str, str, float], ...] = ()
     modes: tuple[Mode, ...] = ()
     heard: float = 0.0  # when its monitor last answered
@@ -132,7 +132,7 @@ def view(nodes: Sequence[Node], *, is_trusted: bool) -> Values:
 
 
 def _causes(table: Mapping[str, Mapping[str, float]], ended: Sequence[Values], *, is_trusted: bool) -> Iterator[Values]:
-    """Of failures, the most frequent first, each with its latest; for a stranger without what the machine said."""
+    """Causes of failures, the most frequent first, each with its latest machine; what that said is for trusted readers."""
     latest = {machine["cause"]: machine for machine in reversed(ended)}
     for cause, counts in sorted(table.items(), key=lambda item: -item[1]["machines"]):
         machine = latest[cause]

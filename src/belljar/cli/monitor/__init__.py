@@ -174,7 +174,7 @@ def leases(door: Path) -> Iterator[Mode]:
 
 
 def leased(machines: Iterable[Values]) -> Mode:
-    """Of the machines that a lease service accounts for, the processors of those that run, by lease."""
+    """Processors of the machines of a lease service that run, by lease."""
     cpus = Counter[str]()
     for machine in machines:
         if machine["ended"] is None:
