@@ -136,6 +136,7 @@ class Reaper:
             yield Undone(id, "machine", str(folder))
 
     def _unmake(self, id: MachineId, event: Event) -> Iterator[Undone]:
+        """Only where belljar puts such things. Disks are found without the journal."""
         if event["event"] != "make" or not isinstance(event.get("path"), str):
             return
         path, what = Path(event["path"]), event.get("what")
@@ -152,7 +153,6 @@ class Reaper:
             network.discard(self._folders.run, id, str(what), path)
             yield Undone(id, str(what), str(path))
         elif path == self._folders.identities / path.name and path.exists():
-            # only where belljar puts them; disks are found.
             yield from self._remove(Undone(id, str(what), str(path)))
 
     def _conclude(self, folder: Path, id: MachineId, events: list[Event]) -> None:

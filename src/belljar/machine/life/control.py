@@ -26,12 +26,12 @@ LONGEST_LINE, ASK_TIMEOUT, BACKLOG = 1 << 16, 10.0, 16
 ACCEPT_AGAIN = 1.0  # seconds
 
 Answer = dict[str, Any]
-# Of any JSON; raises ValueError for what is no question.
 Handler = Callable[[Any, socket.socket], Awaitable[Answer | None]]
 
 
 class ControlServer:
-    """Listens in the machine's folder. The handler returns an answer, or None if it used the connection itself."""
+    """Listens in the machine's folder. The handler returns an answer, or None if it used the connection itself; or
+    raises ValueError where the JSON is not a question."""
 
     def __init__(self, folder: Path, handler: Handler) -> None:
         self._folder, self._handler = folder, handler

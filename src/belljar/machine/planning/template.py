@@ -85,7 +85,9 @@ async def make_template(
             return await _boot_and_freeze(services, life, spec, context, streams)
         except BaseException as error:  # re-raised: a cancel leaves no draft either
             if isinstance(error, REMEMBERED):
-                _remember(path, error)
+                until = time.time() + (REFUSED_FOR if isinstance(error, errors.GuestRefused) else FAILED_FOR)
+                with suppress(OSError):
+                    path.write_bytes(f"{until:.0f} {error.message}".encode()[:LONGEST_REASON])
             with suppress(OSError):  # it is in the journal
                 remove_tree(templates.template_draft(spec))
             raise
@@ -99,12 +101,6 @@ def failed_before(lock: Path, since: float = 0.0) -> str:
         if status.st_mtime >= since and time.time() < float(until):
             return reason
     return ""
-
-
-def _remember(lock: Path, error: errors.BelljarError) -> None:
-    until = time.time() + (REFUSED_FOR if isinstance(error, errors.GuestRefused) else FAILED_FOR)
-    with suppress(OSError, errors.BelljarError):
-        lock.write_bytes(f"{until:.0f} {error.message}".encode()[:LONGEST_REASON])
 
 
 async def _boot_and_freeze(

@@ -120,7 +120,8 @@ class Workshop:
         )
         if outcome.exit_code == 0 and not outcome.error and DISK_NOT_WHOLE not in outcome.troubles:
             return
-        lines = [] if outcome.error else stderr.data.decode(errors="replace").strip().splitlines()
+        has_failed = outcome.exit_code and not outcome.error
+        lines = stderr.data.decode(errors="replace").strip().splitlines() if has_failed else []
         reason = lines[-1][:500] if lines else f"machine {id}: {'; '.join((outcome.reason, *outcome.troubles))}"
         kind = OutputMissing if outcome.error == OutputMissing.__name__ else ImageError
         raise kind(reason, hint=outcome.hint or FAILED)
