@@ -208,8 +208,12 @@ async def test_a_placeholder_becomes_the_secret_on_its_way_to_its_host(site: Sit
     assert site.refused == [] and "hunter2" not in repr(vault) and b"hunter2" not in vault.bundle
 
 
-async def test_a_client_that_asks_again_on_the_same_connection_ends_that_alone(site: Site) -> None:
-    """As git does where it is asked for a password."""
+async def test_a_client_that_asks_again_on_the_same_connection_ends_that_alone(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As git does where it is asked for a password. The asyncio of our programs was imported without `ssl`."""
+    for module in ("base_events", "selector_events"):
+        monkeypatch.setattr(f"asyncio.{module}.ssl", None)
     async with trusted(site) as (port, vault):
         trust = ssl.create_default_context(cadata=vault.bundle.decode())
         ours, theirs = socket.socketpair()

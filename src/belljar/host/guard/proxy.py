@@ -16,7 +16,7 @@ from contextlib import suppress
 import h11
 
 from belljar.errors import HostError
-from belljar.hints import TYPE_CHECKING, cast
+from belljar.hints import TYPE_CHECKING
 from belljar.host.guard.egress import Egress, obstacle
 from belljar.host.guard.names import HANDSHAKE, WEB, name, server_name
 from belljar.host.guard.traffic import Call, Refusal, Refusals
@@ -37,30 +37,27 @@ class Line:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer, self.outer = reader, writer, writer
+        self.carrying: asyncio.Task[None] | None = None  # what TLS that ends here sends and gets
 
     async def end_tls(self, context: ssl.SSLContext, sent: bytes) -> None:
         """From now on it is what is within the TLS that has begun with these bytes. Raises OSError."""
+        ours, theirs = socket.socketpair()  # asyncio's TLS wants a socket where nothing was read yet
+        other = Line(*await asyncio.open_connection(sock=theirs))
+        other.writer.write(sent)
+        self.carrying = asyncio.create_task(carry(Line(self.reader, self.writer), other))
         loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(LARGEST_HEAD)
-        protocol, outer = asyncio.StreamReaderProtocol(reader), self.writer.transport
-        starting = loop.start_tls(
-            outer, protocol, context, server_side=True, ssl_handshake_timeout=PATIENCE, ssl_shutdown_timeout=LINGER
-        )
-        beginning = asyncio.ensure_future(starting)
-        await asyncio.sleep(0)  # by then TLS takes what comes, and what has come before is given to it
-        tls = cast(asyncio.BufferedProtocol, outer.get_protocol())
-        memoryview(tls.get_buffer(len(sent)))[: len(sent)] = sent
-        tls.buffer_updated(len(sent))
-        if (inner := await beginning) is None:
-            raise ConnectionResetError
-        protocol.connection_made(inner)
-        self.reader, self.writer = reader, asyncio.StreamWriter(inner, protocol, reader, loop)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, ours, ssl=context)
+        self.reader, self.writer = reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
     async def close(self) -> None:
         """TLS has a moment to end."""
         self.writer.close()
-        if self.writer is not self.outer:
-            with suppress(OSError):
-                await asyncio.wait_for(self.writer.wait_closed(), LINGER)
+        if self.carrying is not None:
+            await asyncio.wait({self.carrying}, timeout=LINGER)
+            self.carrying.cancel()
+            await asyncio.gather(self.carrying, return_exceptions=True)
+        self.outer.close()
 
 
 def addresses_of(host: str) -> list[str]:
