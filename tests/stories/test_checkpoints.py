@@ -33,7 +33,7 @@ def disks(monkeypatch: pytest.MonkeyPatch) -> None:
     async def read(source: Path, base: Path, disk: Path) -> None:
         disk.write_bytes(source.read_bytes())  # noqa: ASYNC240
 
-    monkeypatch.setattr(content, "packer", lambda: "cat")
+    monkeypatch.setattr(content, "PACKERS", {"cat": ((), ())})
     monkeypatch.setattr(content, "write_disk", write)
     monkeypatch.setattr(content, "read_disk", read)
 
