@@ -120,7 +120,10 @@ class Runner:
         self.running.checkpoints[folder] = await in_thread(lambda: take(folder), undo=Lock.release)
         checkpoint, complaints = await in_thread(lambda: newest(folder, read))
         if checkpoint is not None:
-            checkpoint.check_image(self.services.images)
+            try:
+                self.services.images.resolve(checkpoint.spec.image_digest)
+            except errors.ImageUnknown as exc:  # another host may have it
+                raise errors.CheckpointUnfit(f"{checkpoint.folder}: {exc.message}") from exc
             life.note(restarts=checkpoint.restarts + 1)
             life.record.tell("restored", folder=str(checkpoint.folder))
             life.checkpoint = self.running.checkpoint = checkpoint
