@@ -29,7 +29,7 @@ from belljar.host.threads import in_thread
 from belljar.host.values import duration
 from belljar.jobs import complain
 from belljar.jobs.batch.output import Output
-from belljar.machine.checkpoints import newest, numbers, peek
+from belljar.machine.checkpoints import newest, numbers
 from belljar.machine.orders import Freeze, Order, Signal, Stop
 from belljar.model import Cause, Outcome, OutcomeClass, Request
 from belljar.records import replace
@@ -65,7 +65,7 @@ class Checkpoints:
 
     def asked(self, request: Request) -> Request:
         """What this start of the job asks for. Raises UnsafeFolder, CheckpointUnfit."""
-        checkpoint, _ = newest(self._folder, peek)
+        checkpoint, _ = newest(self._folder)
         restore = str(self._folder) if self._job.started_before else ""
         request = replace(request, checkpointable=True, restore=restore)
         return checkpoint.asked(request) if checkpoint else request

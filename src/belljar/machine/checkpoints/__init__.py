@@ -114,26 +114,21 @@ def numbers(path: Path) -> list[int]:
     return sorted((int(entry.name) for entry in path.glob("*") if entry.name.isdecimal()), reverse=True)
 
 
-def newest(path: Path, look: Callable[[Path], Checkpoint]) -> tuple[Checkpoint | None, list[str]]:
-    """The newest that *look* (`read` or `peek`) does not find damaged, and what is wrong with those that are newer. Raises UnsafeFolder,
-    CheckpointUnfit."""
+def newest(path: Path, *, read_all: bool = False) -> tuple[Checkpoint | None, list[str]]:
+    """The newest that is not damaged, as far as its manifest tells, or each byte of it; and what is wrong with those that are newer.
+    Raises UnsafeFolder, CheckpointUnfit."""
     complaints: list[str] = []
     for number in numbers(path):
         try:
-            return look(path / str(number)), complaints
+            checkpoint = peek(path / str(number))
+            for name, then in checkpoint.files.items() if read_all else ():
+                if checksum(checkpoint.folder / name) != then:
+                    raise ValueError(f"{name} is not what was written")
+            return checkpoint, complaints
         except (OSError, ValueError) as exc:
             why = in_words(exc) if isinstance(exc, OSError) else exc
             complaints.append(f"checkpoint {number} in {path} is damaged: {why}")
     return None, complaints
-
-
-def read(folder: Path) -> Checkpoint:
-    """All of it, each byte looked at. Raises as `peek`."""
-    checkpoint = peek(folder)
-    for name, then in checkpoint.files.items():
-        if checksum(folder / name) != then:
-            raise ValueError(f"{name} is not what was written")
-    return checkpoint
 
 
 def peek(folder: Path) -> Checkpoint:
