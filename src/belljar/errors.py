@@ -176,7 +176,7 @@ class CheckpointFailed(HostError, hint="The machine goes on; `belljar logs ID` s
     """A machine could not be written to a folder."""
 
 
-class CheckpointUnfit(HostError, hint="Go on where processor model and QEMU are those that the checkpoint names."):
+class CheckpointUnfit(HostError, hint="Go on where image, processor model and QEMU are the same."):
     """A machine of this host cannot go on from this checkpoint; one of another host may."""
 
 

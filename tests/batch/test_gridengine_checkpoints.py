@@ -41,10 +41,10 @@ def by_a_subordinate_queue(cell: Cell, job: str) -> None:
 
 def by_a_manager(cell: Cell, job: str) -> None:
     """TERM by the terminate method."""
-    checkpoints = list((cell.site.top / "checkpoints").glob("*/*/machine/*[0-9]"))
+    checkpoints = list((cell.site.top / "checkpoints").glob("*/*/*[0-9]"))
     cell.lab.run("qmod", "-rj", job)
     until(
-        lambda: list((cell.site.top / "checkpoints").glob("*/*/machine/*[0-9]")) != checkpoints,
+        lambda: list((cell.site.top / "checkpoints").glob("*/*/*[0-9]")) != checkpoints,
         "a checkpoint",
         timeout=40,
     )

@@ -87,7 +87,7 @@ def test_a_job_that_is_longer_than_its_limit(cluster: Cluster, warning: tuple[st
 def test_a_job_that_loses_its_machine_goes_on_from_the_last_checkpoint(cluster: Cluster) -> None:
     job = cluster.submit(COUNT.format(most=60, pause=0.3), f"{VM} vm-checkpoint=every=5s")
     top = cluster.site.top / "checkpoints"
-    cluster.lab.until(lambda: list(top.glob("*/*/machine/2")) != [], "it is checkpointed twice", 90)
+    cluster.lab.until(lambda: list(top.glob("*/*/2")) != [], "it is checkpointed twice", 90)
     comes_further(cluster, job, 1)
     (qemu,) = (int(word.split()[1]) for word in cluster.site.leftovers() if word.startswith("qemu "))
     os.kill(qemu, signal.SIGKILL)

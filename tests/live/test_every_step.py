@@ -20,7 +20,7 @@ from tests.live.conftest import LONGEST, STORE, Belljar
 import belljar as package
 from belljar.host.watch import growth
 from belljar.journal import read
-from belljar.machine.checkpoints import newest, peek
+from belljar.machine.checkpoints import newest
 
 SOURCE = Path(package.__file__).parent
 RAMDISK = ("--user", "0:0", "--cwd", "/root")
@@ -333,7 +333,7 @@ def test_one_that_is_killed_when_it_is_written_goes_on_from_the_last_that_is_who
     assert job.wait(LONGEST) == -signal.SIGKILL and (done.returncode != 0 or step in LEAVING)
     reaped(belljar, before)
     assert sorted(os.listdir(kept)) == (["1", "2", "lock"] if step in WRITTEN else ["1", "lock"])
-    checkpoint, complaints = newest(kept, peek)
+    checkpoint, complaints = newest(kept)
     assert checkpoint is not None and complaints == []
     said = (written / "output").read_bytes() + second.read_bytes()
     goes_on(belljar, kept, said[: checkpoint.standstill.stdout])

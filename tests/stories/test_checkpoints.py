@@ -16,7 +16,9 @@ from tests.stories.conftest import Runtime
 from belljar.errors import BelljarError, CheckpointUnfit, MachineBusy, NoSpace, QmpError
 from belljar.guest import Streams
 from belljar.machine.checkpoints import content, take
+from belljar.machine.extras import Equipment, Extra
 from belljar.machine.extras import disks as extra_disks
+from belljar.machine.life.life import Lifecycle
 from belljar.machine.orders import Freeze, Kill, Orders, Signal
 from belljar.model import Cause, NetworkMode, Outcome, Request, Share
 
@@ -33,7 +35,7 @@ def disks(monkeypatch: pytest.MonkeyPatch) -> None:
     async def read(source: Path, base: Path, disk: Path) -> None:
         disk.write_bytes(source.read_bytes())  # noqa: ASYNC240
 
-    monkeypatch.setattr(content, "packer", lambda: "cat")
+    monkeypatch.setattr(content, "PACKERS", {"cat": ((), ())})
     monkeypatch.setattr(content, "write_disk", write)
     monkeypatch.setattr(content, "read_disk", read)
 
@@ -45,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
 
 def freeze(
     runtime: Runtime, folder: Path, *, stop: bool = False, within: float | None = None, at: float = 10.0, request: Request | None = None,
-    then: Callable[[Orders], object] | None = None,
+    then: Callable[[Orders], object] | None = None, extras: Sequence[Extra] = (),
 ) -> tuple[Outcome, int | BelljarError | None]:  # fmt: skip
     """Keep a machine to its end that is written to a folder meanwhile: its outcome, and what was answered."""
 
@@ -55,7 +57,8 @@ def freeze(
         loop.call_later(at, orders.give, order)
         if then is not None:
             loop.call_later(at + 0.001, then, orders)
-        outcome = await runtime.supervisor().keep(request or runtime.request(), Streams(None, None, None), orders)
+        asked, streams = request or runtime.request(), Streams(None, None, None)
+        outcome = await runtime.supervisor().keep(asked, streams, orders, extras)
         if not order.done.done():
             return outcome, None
         return outcome, order.done.exception() or order.done.result()  # type: ignore[return-value]
@@ -92,6 +95,33 @@ def test_it_ends_and_goes_on_from_there(runtime: Runtime, folder: Path) -> None:
 
     after = next(event for event in read(runtime.folders.ended("ba9876543210")) if event["event"] == "identity")
     assert (after["hostname"], after["machine_id"]) == (proved["hostname"], proved["machine_id"])
+
+
+class Notes(Extra):
+    """Something that goes on with its machine."""
+
+    def __init__(self) -> None:
+        self.found = b""
+
+    async def freeze(self, draft: Path) -> None:
+        (draft / "notes").write_bytes(b"of its first life")
+
+    async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
+        if life.checkpoint is not None:
+            self.found = (life.checkpoint.folder / "notes").read_bytes()
+        return there
+
+
+def test_what_belongs_to_a_machine_is_frozen_with_it_and_found_again(runtime: Runtime, folder: Path) -> None:
+    first, second = Notes(), Notes()
+    freeze(runtime, folder, stop=True, extras=(first,))
+    request = replace(runtime.request(), id="ba9876543210", restore=str(folder))
+    outcome, _ = freeze(runtime, folder, request=request, extras=(second,))
+    assert (outcome.restarts, first.found, second.found) == (1, b"", b"of its first life")
+    for number, notes in ((2, b"others"), (1, b"")):  # they are a part of what has to be whole
+        (folder / str(number) / "notes").write_bytes(notes)
+    anew = runtime.run(replace(request, id="cccccccccccc"))
+    assert anew.restarts == 0 and "notes is not what was written" in anew.troubles[0]
 
 
 @pytest.mark.parametrize("point", ["freeze-held", "freeze-paused", "freeze-memory", "freeze-disks", "freeze-manifest"])

@@ -271,7 +271,7 @@ class Conversation:
     async def hold_still(self, process: Running) -> Standstill:
         """Have the guest leave everything as it is, so that it can be frozen: nothing of its payload's streams is on the way then.
         Other calls than `go_on` may fail meanwhile. Raises GuestRefused, AgentLost; `go_on` has to follow then, too."""
-        process.rest()
+        process.rest(True)
         await self._call(b"hold_still")
         if self._heartbeat is not None:
             self._heartbeat.cancel()
@@ -287,7 +287,7 @@ class Conversation:
         """After that, where the guest was not frozen, or runs on all the same."""
         await self._call(b"go_on")
         self._beat()
-        process.go_on()
+        process.rest(False)
 
     async def take_up(self, standstill: Standstill, streams: Streams) -> Running:
         """In a new conversation with a guest that was frozen: carry on with its payload, at the exact byte. stdin is there from its

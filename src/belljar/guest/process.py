@@ -36,7 +36,7 @@ class Upstream:
         self._credit, self._skip = (0, taken_up.stdin) if taken_up else (wire.WINDOW, 0)
         self._news = asyncio.Event()
         self.sent = 0  # bytes
-        self.is_resting = False  # nothing is sent meanwhile
+        self._is_resting = False  # nothing is sent meanwhile
 
     def grant(self, amount: int) -> None:
         self._credit += amount
@@ -44,8 +44,8 @@ class Upstream:
             raise wire.WireError(f"stream {self._number}: too much credit")
         self._news.set()
 
-    def go_on(self) -> None:
-        self.is_resting = False
+    def rest(self, is_resting: bool) -> None:
+        self._is_resting = is_resting
         self._news.set()
 
     async def _skip_what_was_sent(self) -> None:
@@ -55,7 +55,7 @@ class Upstream:
                 self._skip -= len(data)
 
     async def _may_send(self) -> None:
-        while self.is_resting or not self._credit:
+        while self._is_resting or not self._credit:
             self._news.clear()
             await self._news.wait()
 
@@ -181,14 +181,10 @@ class Running:
         """To the payload's process group, or to its first process alone. Signalling what ended is success."""
         self._send(wire.SIGNAL, bytes([number | wire.LEADER if alone else number]))
 
-    def rest(self) -> None:
-        """Send no more input until it goes on."""
+    def rest(self, is_resting: bool) -> None:
+        """Send no more input, for as long as that."""
         if self._input is not None:
-            self._input.is_resting = True
-
-    def go_on(self) -> None:
-        if self._input is not None:
-            self._input.go_on()
+            self._input.rest(is_resting)
 
     async def standstill(self) -> Standstill:
         """Where its streams stand, once the sinks have all that came."""

@@ -48,10 +48,10 @@ def make_request(settings: Any, work: Work, **asked: Unpack[Asked]) -> Request:
 
 def restored_request(folder: str, name: str) -> Request:
     """For the machine that goes on from the newest checkpoint in this folder. Raises BelljarError."""
-    from belljar.machine.checkpoints import newest, peek
+    from belljar.machine.checkpoints import newest
 
     path = Path(os.path.abspath(folder))
-    checkpoint, complaints = newest(path, peek)
+    checkpoint, complaints = newest(path)
     if checkpoint is None:
         problem = "; ".join((f"{path}: no checkpoint is there", *complaints))
         raise BelljarError(problem, hint="`belljar checkpoint ID DIR` writes one.")

@@ -29,7 +29,7 @@ class Start:
     async def begin(self, checkpoint: int, position: int) -> None:
         folder = self.folder / str(checkpoint)
         origin = SimpleNamespace(folder=folder, standstill=Standstill(1, stdout=position)) if checkpoint else None
-        life = SimpleNamespace(request=SimpleNamespace(work=WORK), checkpoint=origin)
+        life = SimpleNamespace(request=SimpleNamespace(work=WORK, restore=str(self.folder)), checkpoint=origin)
         await self._output.prepare(life, Equipment())  # type: ignore[arg-type]
 
     def write(self, data: bytes) -> None:
@@ -69,6 +69,22 @@ async def test_what_was_written_after_the_checkpoint_is_not_there_twice(
             start.write(b"...")
             await start.freeze(checkpoint + 10)
         assert (tmp_path / "job.out").read_bytes() == (tmp_path / "stdout").read_bytes() == text + b"..."
+
+
+async def test_of_a_life_without_a_checkpoint_that_is_whole_nothing_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with started(tmp_path, monkeypatch) as start:
+        await start.begin(0, 0)
+        start.write(b"of a life that is over\n")
+        await start.freeze(1)
+    for checkpoint, position in ((0, 0), (2, 2)):  # it begins anew, and goes on from there
+        with started(tmp_path, monkeypatch, TRUNCATE) as start:
+            await start.begin(checkpoint, position)
+            if not checkpoint:
+                start.write(b"1\n")
+                await start.freeze(2)
+    assert (tmp_path / "job.out").read_bytes() == b"1\n"
 
 
 async def test_a_file_that_others_write_to_keeps_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

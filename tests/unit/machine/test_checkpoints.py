@@ -51,13 +51,13 @@ def write(folder: Path, content: bytes = b"memory") -> int:
 
 def newest(folder: Path) -> tuple[str, list[str]]:
     take(folder).release()
-    checkpoint, complaints = checkpoints.newest(folder, checkpoints.read)
+    checkpoint, complaints = checkpoints.newest(folder, read_all=True)
     return checkpoint.folder.name if checkpoint else "", complaints
 
 
 def test_what_was_written_is_read(folder: Path) -> None:
     write(folder)
-    checkpoint, again = checkpoints.read(folder / "1"), checkpoints.read(folder / "1")
+    checkpoint, again = checkpoints.peek(folder / "1"), checkpoints.peek(folder / "1")
     identity = replace(checkpoint.identity, entropy=b"")
     assert replace(checkpoint, folder=Path(), files={}, identity=identity) == CHECKPOINT
     assert checkpoint.folder == folder / "1" and checkpoint.identity.entropy != again.identity.entropy != b""

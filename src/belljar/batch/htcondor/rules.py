@@ -41,10 +41,11 @@ def requirements(settings: Settings) -> dict[str, tuple[str, str]]:
     unknown = f'"belljar: +{IMAGE}: no node of this pool has this image. There are: "'
     site = policy.site_of(settings)
     least, no_machine = site["least_memory"] // MIB, f"!({wants_machine(settings)})"
-    checkpoint = f'{CHECKPOINT} =?= "{policy.NEVER}"'
+    checkpoint, why = f'{CHECKPOINT} =?= "{policy.NEVER}"', policy.NO_CHECKPOINTS
     if settings.checkpoint != policy.NEVER:
         pattern = policy.CHECKPOINT.pattern.replace("\\+", "[+]").replace("\\Z", "$")
         checkpoint = f"(isString({CHECKPOINT}) && regexp({string(f'^({policy.NEVER}$|{pattern})')}, {CHECKPOINT}))"
+        why = policy.CHECKPOINT_HINT
     refused = {
         "BelljarImage": (requirement(settings), sentence(settings)),
         "BelljarKnown": (
@@ -55,12 +56,7 @@ def requirements(settings: Settings) -> dict[str, tuple[str, str]]:
             f"({IMAGE} is undefined && {no_machine}) || {KIND.format('' if settings.gpus else f' && !{GPU}')}",
             OTHER_KIND,
         ),
-        "BelljarCheckpoint": (
-            f"{CHECKPOINT} is undefined || {checkpoint}",
-            string(
-                f"belljar: +{CHECKPOINT}: {policy.NO_CHECKPOINTS if settings.checkpoint == policy.NEVER else policy.CHECKPOINT_HINT}"
-            ),
-        ),
+        "BelljarCheckpoint": (f"{CHECKPOINT} is undefined || {checkpoint}", string(f"belljar: +{CHECKPOINT}: {why}")),
         "BelljarMemory": (
             f"{no_machine} || (RequestMemory ?: 0) >= {least}",
             string(f"belljar: a job in a machine needs request_memory = {least} or more (MiB)"),

@@ -69,8 +69,6 @@ def extend(args: Args, runtime: Runtime) -> None:
 
 def checkpoint(args: Args, runtime: Runtime) -> None:
     runtime, view = reach(runtime, args.machine)
-    if not view.alive:
-        raise NoSuchMachine(f"{view.id}: the machine has ended")
     folder = os.path.abspath(args.folder)
     with control.connect(view.folder, patience=None) as connection:
         answer = control.ask(connection, "checkpoint", folder=folder, stop=args.stop, within=args.within)
@@ -102,8 +100,6 @@ def end(runtime: Runtime, reference: str, do: str, **how: object) -> None:
 def move(runtime: Runtime, reference: str, **how: float) -> None:
     """Give a living machine another deadline, `at` a moment or `by` some seconds later, and say which it is now."""
     runtime, view = reach(runtime, reference)
-    if not view.alive:
-        raise NoSuchMachine(f"{view.id}: the machine has ended")
     with control.connect(view.folder) as connection:
         answer = control.ask(connection, "deadline", **how)
     print(f"{view.id}  {moment(float(answer['at']))}")

@@ -29,7 +29,7 @@ from belljar.host.threads import in_thread
 from belljar.host.values import duration
 from belljar.jobs import complain
 from belljar.jobs.batch.output import Output
-from belljar.machine.checkpoints import newest, numbers, peek
+from belljar.machine.checkpoints import newest, numbers
 from belljar.machine.orders import Freeze, Order, Signal, Stop
 from belljar.model import Cause, Outcome, OutcomeClass, Request
 from belljar.records import replace
@@ -61,11 +61,11 @@ class Checkpoints:
         self.output = Output()
         # When the job is to leave: the warning, if one came, and the moment by the loop's clock at which a checkpoint has to be there.
         self._due: asyncio.Queue[tuple[Order | None, float]] = asyncio.Queue()
-        self._is_told_to_end, self._told = False, ""
+        self._is_told_to_end = self._was_told = False
 
     def asked(self, request: Request) -> Request:
         """What this start of the job asks for. Raises UnsafeFolder, CheckpointUnfit."""
-        checkpoint, _ = newest(self._folder, peek)
+        checkpoint, _ = newest(self._folder)
         restore = str(self._folder) if self._job.started_before else ""
         request = replace(request, checkpointable=True, restore=restore)
         return checkpoint.asked(request) if checkpoint else request
@@ -119,8 +119,8 @@ class Checkpoints:
         self.give(Freeze(self._folder, done, stop, within if within < math.inf else None))
         await asyncio.wait({done})
         why = str(done.exception() or "")
-        if why not in ("", self._told):
-            self._told = why
+        if why and (stop or not self._was_told):
+            self._was_told = True
             complain(f"not checkpointed: {why}", "")
         return why
 

@@ -40,6 +40,9 @@ class Output(Extra):
                 self._files[name] = number
         if (origin := life.checkpoint) is not None:
             await in_thread(lambda: self._go_on_from(origin))
+        elif life.request.restore:  # it begins anew
+            for name in DESCRIPTORS:
+                (Path(life.request.restore) / name).unlink(missing_ok=True)
         return there
 
     async def freeze(self, draft: Path) -> None:

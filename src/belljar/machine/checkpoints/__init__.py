@@ -5,6 +5,7 @@
     DIR/N/memory        memory and device state, as QEMU writes them; packed by zstd where it was there
     DIR/N/disk.qcow2    what its disk has above its image's
     DIR/N/NAME.qcow2    each further disk
+    DIR/stdout, stderr  copies of a batch job's output files (jobs/batch/output.py)
     DIR/N.draft         one in the making; a reaper removes what was left, and whoever takes the lock
 
 A checkpoint is whole or it is not there: its draft is on disk before it gets its name.
@@ -18,9 +19,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.errors import CheckpointUnfit, ImageUnknown, MachineBusy, in_words
+from belljar.errors import CheckpointUnfit, MachineBusy, in_words
 from belljar.guest import Identity, Standstill
-from belljar.hints import TYPE_CHECKING
 from belljar.host.files import PRIVATE_FILE, check_ours, private_folder, read_capped, remove_tree, sync, write_whole
 from belljar.host.locks import Lock, try_lock
 from belljar.hypervisor import DomainSpec, Hypervisor
@@ -29,9 +29,6 @@ from belljar.machine.life.life import Point
 from belljar.model import MIB, Context, Request, RunPayload, dumps
 from belljar.reading import from_json, strict_json
 from belljar.records import dataclass, replace
-
-if TYPE_CHECKING:
-    from belljar.image.images import Images
 
 FORMAT = 3
 KEPT = 2
@@ -70,14 +67,6 @@ class Checkpoint:
             outputs = tuple(replace(then, outside=now.outside, skip=now.skip) for then, now in pairs)
             work = replace(work, payload=replace(work.payload, outputs=outputs))
         return replace(request, machine=machine, work=work)
-
-    def check_image(self, images: Images) -> None:
-        """Raise CheckpointUnfit where its image is not on this host."""
-        try:
-            images.resolve(self.spec.image_digest)
-        except ImageUnknown as exc:
-            hint = "Bring the image here, or go on where it is."
-            raise CheckpointUnfit(f"{self.folder}: {exc.message}", hint=hint) from exc
 
     def check(self, spec: DomainSpec, hypervisor: Hypervisor) -> None:
         """Raise CheckpointUnfit where a machine of this host cannot load its state."""
@@ -125,26 +114,21 @@ def numbers(path: Path) -> list[int]:
     return sorted((int(entry.name) for entry in path.glob("*") if entry.name.isdecimal()), reverse=True)
 
 
-def newest(path: Path, look: Callable[[Path], Checkpoint]) -> tuple[Checkpoint | None, list[str]]:
-    """The newest that *look* (`read` or `peek`) does not find damaged, and what is wrong with those that are newer. Raises UnsafeFolder,
-    CheckpointUnfit."""
+def newest(path: Path, *, read_all: bool = False) -> tuple[Checkpoint | None, list[str]]:
+    """The newest that is not damaged, as far as its manifest tells, or each byte of it; and what is wrong with those that are newer.
+    Raises UnsafeFolder, CheckpointUnfit."""
     complaints: list[str] = []
     for number in numbers(path):
         try:
-            return look(path / str(number)), complaints
+            checkpoint = peek(path / str(number))
+            for name, then in checkpoint.files.items() if read_all else ():
+                if checksum(checkpoint.folder / name) != then:
+                    raise ValueError(f"{name} is not what was written")
+            return checkpoint, complaints
         except (OSError, ValueError) as exc:
             why = in_words(exc) if isinstance(exc, OSError) else exc
             complaints.append(f"checkpoint {number} in {path} is damaged: {why}")
     return None, complaints
-
-
-def read(folder: Path) -> Checkpoint:
-    """All of it, each byte looked at. Raises as `peek`."""
-    checkpoint = peek(folder)
-    for name, then in checkpoint.files.items():
-        if checksum(folder / name) != then:
-            raise ValueError(f"{name} is not what was written")
-    return checkpoint
 
 
 def peek(folder: Path) -> Checkpoint:

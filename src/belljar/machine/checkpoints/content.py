@@ -34,11 +34,6 @@ LONGEST = 4 * 3600.0  # seconds that a disk may take
 REBASE = ("qemu-img", "rebase", "-q", "-F", "qcow2", "-b")
 
 
-def packer() -> str:
-    """The program by which memory is packed here."""
-    return next(name for name in PACKERS if which(name))
-
-
 @contextmanager
 def _filter(program: str, options: Sequence[str], **ends: Any) -> Iterator[subprocess.Popen[bytes]]:
     """The program between these ends. It ends with the block. Raises CommandMissing."""
@@ -52,8 +47,9 @@ def _filter(program: str, options: Sequence[str], **ends: Any) -> Iterator[subpr
             child.kill()
 
 
-async def write_memory(templates: Templates, domain: Domain, target: Path, program: str) -> None:
-    """All of a guest that stands still. Raises HypervisorError, CheckpointFailed."""
+async def write_memory(templates: Templates, domain: Domain, target: Path) -> str:
+    """All of a guest that stands still. Returns the program by which it is packed. Raises HypervisorError, CheckpointFailed."""
+    program = next(name for name in PACKERS if which(name))
     with (
         open(target, "xb", opener=private) as file,  # noqa: ASYNC230
         _filter(program, PACKERS[program][0], stdin=subprocess.PIPE, stdout=file) as child,
@@ -67,6 +63,7 @@ async def write_memory(templates: Templates, domain: Domain, target: Path, progr
             raise CheckpointFailed(f"the guest's memory was not written: {text}")
         if trouble is not None:
             raise trouble
+    return program
 
 
 @contextmanager

@@ -63,8 +63,8 @@ async def _freeze(order: Freeze, life: Lifecycle, running: Running, services: Se
             life.point("freeze-held")
             await domain.pause()
             life.point("freeze-paused")
-            packer, left = content.packer(), life.deadline.at
-            await content.write_memory(services.hypervisor.cloning, domain, draft / MEMORY, packer)
+            left = life.deadline.at
+            packer = await content.write_memory(services.hypervisor.cloning, domain, draft / MEMORY)
             life.point("freeze-memory")
             await _write_disks(draft, domain, running, life, services)
             for extra in running.extras:

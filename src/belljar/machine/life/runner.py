@@ -112,13 +112,16 @@ class Runner:
 
     async def _find_checkpoint(self) -> None:
         """Where it goes on from; the folder is its own from now on. Raises MachineBusy, CheckpointUnfit, UnsafeFolder, HostError."""
-        from belljar.machine.checkpoints import newest, read, take
+        from belljar.machine.checkpoints import newest, take
 
         life, folder = self.life, Path(self.life.request.restore)
         self.running.checkpoints[folder] = await in_thread(lambda: take(folder), undo=Lock.release)
-        checkpoint, complaints = await in_thread(lambda: newest(folder, read))
+        checkpoint, complaints = await in_thread(lambda: newest(folder, read_all=True))
         if checkpoint is not None:
-            checkpoint.check_image(self.services.images)
+            try:
+                self.services.images.resolve(checkpoint.spec.image_digest)
+            except errors.ImageUnknown as exc:  # another host may have it
+                raise errors.CheckpointUnfit(f"{checkpoint.folder}: {exc.message}") from exc
             life.note(restarts=checkpoint.restarts + 1)
             life.record.tell("restored", folder=str(checkpoint.folder))
             life.checkpoint = self.running.checkpoint = checkpoint
