@@ -14,7 +14,7 @@ import pytest
 from tests.stories.conftest import Runtime
 
 from belljar.errors import LockTimeout
-from belljar.hypervisor.qemu.template.making import prepare
+from belljar.hypervisor.qemu.template.making import create_overlay
 from belljar.image import Image
 from belljar.machine import supervisor
 from belljar.machine.cleaning import put_away
@@ -60,7 +60,7 @@ def test_while_a_cache_is_formatted(runtime: Runtime, hanging: Callable[[str], N
 
 async def test_while_a_templates_disk_is_made(hanging: Callable[[str], None], tmp_path: Path) -> None:
     hanging("qemu-img")
-    making = asyncio.ensure_future(prepare(tmp_path, tmp_path / "base", MIB))
+    making = asyncio.ensure_future(create_overlay(tmp_path / "disk", tmp_path / "base", MIB))
     await asyncio.sleep(0)
     making.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -37,9 +37,9 @@ SIGNS = {  # what its monitor understands, by the names within one type of its s
     FEW_THREADS: {"thread-pool-max"},  # a bound on the threads of its main loop
     PLUGGED_CPUS: {"vcpus-count", "qom-path", "props"},  # what query-hotpluggable-cpus tells of each
     MONITOR_OBJECT: {"monitor-qmp"},  # a monitor as an object: 11.1 warns of `-mon`
-    # A migration sees all writes of an emulated guest to its first piece of memory since 9.0, which is the first with mapped-ram:
-    # "physmem: Fix migration dirty bitmap coherency with TCG memory access". Those to memory that was plugged in are missed by 11.1, too
-    # (it passes on an address within the piece as one within all memory), or an assertion ends QEMU.
+    # A migration sees all that an emulated guest writes to its first piece of memory since 9.0, which is the first with mapped-ram:
+    # "physmem: Fix migration dirty bitmap coherency with TCG memory access". What it writes to memory that was plugged in is missed by
+    # 10.0, too (an address within the piece is taken for one within all memory), or an assertion ends QEMU.
     DIRTY_TCG: {"mapped-ram"},
 }
 SCHEMA = b'{"execute": "qmp_capabilities"}{"execute": "query-qmp-schema"}{"execute": "quit"}'

@@ -19,7 +19,7 @@ from belljar.hypervisor.qemu.domain import Lines, QemuDomain, end
 from belljar.hypervisor.qemu.host import TEMPLATES, QemuHost
 from belljar.hypervisor.qemu.process import launch as process
 from belljar.hypervisor.qemu.process.launch import Launch, Wiring
-from belljar.hypervisor.qemu.template.folders import STATE, TemplateStore, copy_overlay, is_key, key_of
+from belljar.hypervisor.qemu.template.folders import DISK, STATE, TemplateStore, copy_overlay, is_key, key_of
 from belljar.model import Firmware
 from belljar.records import replace
 
@@ -165,9 +165,10 @@ class QemuHypervisor(QemuHost):
         return self._templates.draft(self._key(spec))
 
     async def prepare_template(self, spec: DomainSpec, image_disk: Path) -> None:
-        from belljar.hypervisor.qemu.template.making import prepare
+        from belljar.hypervisor.qemu.template.making import create_overlay
 
-        await prepare(await self._begin(spec), image_disk, spec.of_template.disk_size)
+        draft, base = await self._begin(spec), await in_thread(image_disk.resolve)
+        await create_overlay(draft / DISK, base, spec.of_template.disk_size)
 
     async def _begin(self, spec: DomainSpec) -> Path:
         key, memory = self._key(spec), spec.of_template.memory

@@ -11,14 +11,13 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from belljar.errors import HypervisorError
-from belljar.host.commands import run_beside
 from belljar.host.files import no_space_as_error, private
 from belljar.host.threads import wholly_in_thread
 from belljar.hypervisor import DomainSpec
 from belljar.hypervisor.devices.disk import WRITTEN
 from belljar.hypervisor.qemu.domain import QemuDomain, Switch
 from belljar.hypervisor.qemu.template.folders import DISK, give
-from belljar.hypervisor.qemu.template.making import OVERLAY_TIMEOUT, copy_data
+from belljar.hypervisor.qemu.template.making import copy_data, create_overlay
 from belljar.model import MIB
 
 HEIR = "heir"
@@ -32,9 +31,7 @@ async def split(
     """What splits its disk while the guest stands still: into what it has written, only read from then on, and the *layer*. All else is
     done before; a layer that was made for nothing is removed."""
     node = f"disk-{spec.fork}"
-    argv = ["qemu-img", "create", "-q", "-u", "-f", "qcow2", "-F", "qcow2", "-b", str(spec.disk)]
-    await run_beside([*argv, str(layer), str(spec.disk_size)], timeout=OVERLAY_TIMEOUT)
-    os.chmod(layer, 0o600)
+    await create_overlay(layer, spec.disk, spec.disk_size)
 
     async def switch() -> None:
         await domain.call("blockdev-snapshot", {"node": domain.disk, "overlay": node})

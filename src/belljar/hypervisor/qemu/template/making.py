@@ -14,7 +14,7 @@ from typing import Any
 from belljar.errors import BelljarError, HostError, NoMemory, TemplateError
 from belljar.host.commands import run_beside
 from belljar.host.files import private
-from belljar.host.threads import in_thread, wholly_in_thread
+from belljar.host.threads import wholly_in_thread
 from belljar.hypervisor import Template
 from belljar.hypervisor.devices.card import UPLINK
 from belljar.hypervisor.qemu.abilities import FILE_MIGRATION, Abilities
@@ -27,12 +27,11 @@ QUIT_GRACE = 30.0  # seconds QEMU may take to write what it holds of the disk
 OVERLAY_TIMEOUT = 60.0
 
 
-async def prepare(draft: Path, image_disk: Path, size: int) -> None:
-    """An empty qcow2 disk of *size* bytes on top of the image."""
-    base = await in_thread(image_disk.resolve)
-    argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", str(base), str(draft / DISK), str(size)]
+async def create_overlay(path: Path, base: Path, size: int) -> None:
+    """An empty qcow2 disk of *size* bytes on top of another, which is not opened."""
+    argv = ["qemu-img", "create", "-q", "-u", "-f", "qcow2", "-F", "qcow2", "-b", str(base), str(path), str(size)]
     await run_beside(argv, timeout=OVERLAY_TIMEOUT)
-    os.chmod(draft / DISK, 0o600)
+    os.chmod(path, 0o600)
 
 
 async def freeze(domain: QemuDomain, state: Path, abilities: Abilities, *, timeout: float) -> None:
@@ -60,12 +59,9 @@ async def publish(
     store: TemplateStore, facts: Mapping[str, Any], grows: Set[str], *, ram_is_read: bool, is_open: bool = False
 ) -> Template:
     """Sync its files, and give the template its name."""
-    # Its backing file has the name the folder will have; nothing is opened here.
-    key = key_of(facts)
-    base = str(store.path(key).resolve() / DISK)
-    argv = ["qemu-img", "create", "-q", "-u", "-f", "qcow2", "-F", "qcow2", "-b", base]
+    key = key_of(facts)  # its disk has the name that the folder will have
+    await create_overlay(store.draft(key) / CLONE, store.path(key).resolve() / DISK, facts["disk_size"])
     publishing = partial(store.publish, key, facts, time.time(), grows=grows, ram_is_read=ram_is_read, is_open=is_open)
-    await run_beside([*argv, str(store.draft(key) / CLONE), str(facts["disk_size"])], timeout=OVERLAY_TIMEOUT)
     try:
         return await wholly_in_thread(publishing)
     except OSError as exc:
