@@ -131,9 +131,7 @@ def bring(store: Store, offer: Offer, progress: Progress) -> Image:
             with suppress(ImageUnknown):  # removed just now
                 return store.tag(image, offer.name)
         _make_room(store, offer)
-        image = _fetched(store, offer, progress)
-        progress.step(f"Image {offer.name} is ready ({offer.digest:.12})")
-        return image
+        return _fetched(store, offer, progress)
 
 
 def _here(store: Store, offer: Offer) -> Image | None:
