@@ -16,9 +16,8 @@ from belljar.image.intake import sandbox
 BOOT_FLAG, HEADER_MAGIC = (0x1FE, b"\x55\xaa"), (0x202, b"HdrS")
 LARGEST_KERNEL = 256 << 20
 LARGEST_NOTES = 64 << 10
-PVH_ENTRY = re.compile(
-    rb"\x04\0\0\0....\x12\0\0\0Xen\0", re.DOTALL
-)  # a note of "Xen": sizes of name and value, PHYS32_ENTRY
+# A note of "Xen": sizes of name and value, PHYS32_ENTRY.
+PVH_ENTRY = re.compile(rb"\x04\0\0\0....\x12\0\0\0Xen\0", re.DOTALL)
 PLAIN_ARCHIVE = b"070701"  # a ramdisk that is not packed
 UNPACKED = 3  # times the size it has packed: xz makes of modules and programs about a third
 OWN_NEEDS = 4 << 20  # of a kernel that has started, beside itself and its ramdisk: page tables, first processes

@@ -16,9 +16,8 @@ from belljar.image.intake import sandbox
 from belljar.image.progress import Progress
 
 MAGIC, MAGIC_AT = b"SIF_MAGIC\0", 32
-HEADER = struct.Struct(
-    "<32s10s3s3s16sqqqqqqqq"
-)  # launch, magic, version, arch, uuid, times, descriptors, places and sizes
+# Launch, magic, version, arch, uuid, times, descriptors, places and sizes.
+HEADER = struct.Struct("<32s10s3s3s16sqqqqqqqq")
 DESCRIPTOR = struct.Struct("<i?IIIqqqqqqq128s384s")  # type, used, id, group, link, offset, size, ..., name, extra
 PARTITION, SQUASHFS, PRIMARY, AMD64 = 0x4004, 1, 2, b"02\0"
 MOST_DESCRIPTORS = 1000

@@ -80,8 +80,7 @@ class Store:
         return manifest.read_unchecked(folder, names)
 
     def images(self) -> list[Image]:
-        """Every image, the private store's first, with all its names. Those without a readable manifest are left out:
-        `gc` and `remove --force` see them."""
+        """Every image, the private store's first, with all its names. Those without a readable manifest are left out."""
         images: dict[str, Image] = {}
         names = [_names(store) for store in self._stores]
         for folder in (folder for store in self._stores for folder in _image_folders(store)):
