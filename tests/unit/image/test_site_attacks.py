@@ -287,7 +287,7 @@ def test_a_signed_bomb_ends_at_the_size_it_states(site: Site) -> None:
 
     def shrink(signed: object) -> None:
         custom = signed.targets["base/disk.qcow2.zst"].custom  # type: ignore[attr-defined]
-        custom["files"]["disk.qcow2"]["size"] = 1000
+        custom["sizes"]["disk.qcow2"] = 1000
 
     site.forge("targets", shrink, site.keys / "targets.pem")
     site.trusting()
@@ -308,7 +308,7 @@ def test_a_signed_disk_that_opens_other_files_is_refused_all_the_same(site: Site
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"virtual_size": -1}, {"virtual_size": "16"}, {"append": "a\nb"}, {"append": 1}, {"os": None}, {"files": {}}, {"files": []},
+        {"virtual_size": -1}, {"virtual_size": "16"}, {"sizes": {"disk.qcow2": -1}}, {"sizes": {"disk.qcow2": "16"}}, {"digest": "base"}, {"append": "a\nb"}, {"append": 1}, {"os": None}, {"sizes": {}}, {"sizes": []},
         {"facts": {"context": "root"}}, {"facts": {"use_firmware": "x"}}, {"facts": {"firmware": ["x"]}}, {"facts": {"x": {"y": 1}}},
         {"facts": []}, {"more": 1},
     ],

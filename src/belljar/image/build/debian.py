@@ -103,9 +103,7 @@ def build(store: Store, recipe: Recipe, *, only_if_missing: bool = False) -> Ima
             _debootstrap(store, recipe, folder, log, progress)
             facts = {"suite": recipe.suite, "added": list(recipe.packages)}
             origin = intake.Origin(f"build debian {recipe.suite}", recipe.called, facts=facts)
-            image = intake.take(store, folder, origin, progress)
-        progress.step(f"Image {recipe.called} is ready ({image.digest:.12})")
-        return image
+            return intake.take(store, folder, origin, progress)
 
 
 def usual(store: Store) -> Image:

@@ -58,7 +58,6 @@ def bring(store: Store, source: str, name: str) -> Image:
                 image = _take(store, folder, source, name, fetched, kernel, progress)
         origins = sorted({*image.facts.get("origins", ()), f"{name} {sources.shown(source)}"})  # see `follow`
         manifest.set_facts(image.disk.parent, {"origins": origins}, mode=store.file_mode)
-        progress.step(f"Image {name} is ready ({image.digest:.12})")
         return image
 
 

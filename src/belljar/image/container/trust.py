@@ -12,9 +12,7 @@ from belljar.image.intake import sandbox
 
 LINE = re.compile(r"(\*|[A-Za-z0-9][A-Za-z0-9._:/-]*) cosign((?: --[a-z][^\s]*)+)")
 LONGEST = 300  # seconds
-MISSING = (
-    "`image.trust` asks for a signature of this image, which only cosign checks: install it, or change the setting."
-)
+MISSING = "`image.trust` asks for a signature, which the program cosign checks: install it, or change the setting."
 
 
 def rules(settings: Settings) -> list[tuple[str, list[str]]]:
@@ -22,9 +20,7 @@ def rules(settings: Settings) -> list[tuple[str, list[str]]]:
     matches = [(line, LINE.fullmatch(" ".join(line.split()))) for line in settings.trust]
     for line, match in matches:
         if match is None:
-            hint = (
-                "As in `registry.example.org/physics cosign --key=/etc/belljar/physics.pub`, or `*` for all registries."
-            )
+            hint = "As in `registry.example.org/physics cosign --key=/etc/belljar/physics.pub`; `*` is all registries."
             raise BadSetting(f"image.trust: {line!r} is not of the form `REGISTRY cosign --OPTION...`", hint=hint)
     return [(match[1].rstrip("/"), match[2].split()) for _, match in matches if match]
 
@@ -42,13 +38,11 @@ def whole(place: str) -> str:
 def check(image: str, settings: Settings, folder: Path, env: dict[str, str]) -> None:
     """Raise NotPermitted or CommandMissing unless HOST/NAME@DIGEST is signed as the first rule that fits it asks."""
     image = whole(image)
-    rule = next(
-        (rule for rule in rules(settings) if rule[0] == "*" or image.startswith((f"{rule[0]}/", f"{rule[0]}@"))), None
-    )
-    if rule is None:
+    fits = (words for name, words in rules(settings) if name == "*" or image.startswith((f"{name}/", f"{name}@")))
+    if (words := next(fits, None)) is None:
         return
     try:
-        sandbox.run_in(folder, ["cosign", "verify", *rule[1], image], LONGEST, settings.max_size, env=env)
+        sandbox.run_in(folder, ["cosign", "verify", *words, image], LONGEST, settings.max_size, env=env)
     except CommandMissing as exc:
         raise CommandMissing(f"{image}: {exc.message}", hint=MISSING) from exc
     except CommandFailed as exc:

@@ -30,7 +30,6 @@ DISK_MARKS = ((510, b"\x55\xaa"), (512, b"EFI PART"), *FILE_SYSTEMS)
 DISC_AT, DISC = 0x8001, b"CD001"
 BOOT_RECORD_AT, BOOT_RECORD = 0x8800, b"\0CD001\x01EL TORITO SPECIFICATION"  # the 17th sector
 HEAD = 0x11000
-NOTHING_STORED = "Nothing was stored. Get the file again, or give another one."
 FORMS = "Give a qcow2 or raw disk, as it is or packed once by xz, gzip or zstd; `qemu-img convert` makes one of most others."
 
 
@@ -64,21 +63,14 @@ def bring(store: Store, order: Order, judge: intake.Judge | None = None) -> Imag
                 progress.step("Checking its signature")
                 now = datetime.fromtimestamp(time.time(), UTC).replace(tzinfo=None)
                 facts["signer"] = signature.verify(blob, order.signer, now)
-            try:
-                is_disc = to_raw(blob, folder, store.settings.max_size, progress)
-            except ImageCorrupt as exc:
-                exc.hint = NOTHING_STORED if exc.hint == ImageCorrupt.hint else exc.hint
-                raise
-            if is_disc and (
-                order.kernel or order.firmware not in ("auto", "bios") or order.context is not Context.AUTO
-            ):
+            is_disc = to_raw(blob, folder, store.settings.max_size, progress)
+            is_special = order.kernel or order.firmware not in ("auto", "bios") or order.context is not Context.AUTO
+            if is_disc and is_special:
                 hint = "A disc is booted by the BIOS, and its guest knows its own work."
                 raise BadOption("a boot disc with --kernel, --context, or another firmware than bios", hint=hint)
             facts = {name: fact for name, fact in facts.items() if fact}
             origin = replace(order, source=address, is_disc=is_disc, facts=facts)
-            image = intake.take(store, folder, origin, progress, judge)
-        progress.step(f"Image {order.name} is ready ({image.digest:.12})")
-        return image
+            return intake.take(store, folder, origin, progress, judge)
 
 
 def _bring_container(store: Store, order: Order) -> Image:

@@ -27,7 +27,7 @@ from belljar.host.files import private_folder, read_capped
 from belljar.image.intake import fetch, intake
 from belljar.image.progress import Progress
 from belljar.image.site import Source, source_of, target_path
-from belljar.image.store.manifest import DISK, INITRD, KERNEL, PARTS, image_digest
+from belljar.image.store.manifest import DISK, INITRD, KERNEL, PARTS
 from belljar.image.store.store import HEX, NAME, Store
 from belljar.image.warm import read as read_recipe
 from belljar.model import Context, Firmware
@@ -41,22 +41,15 @@ UNREACHED = "Check `image.sources`: the folder that `belljar image publish` writ
 
 
 @dataclass(frozen=True)
-class File:
-    """One file of an image, unpacked."""
-
-    sha256: str
-    size: int
-
-
-@dataclass(frozen=True)
 class Statement:
     """What is signed of an image beside its packed files."""
 
+    digest: str
     virtual_size: int
     append: str
     os: str
     made_from: str
-    files: dict[str, File]  # of PARTS
+    sizes: dict[str, int]  # of PARTS, unpacked
 
 
 @dataclass(frozen=True)
@@ -69,11 +62,6 @@ class Offer:
     image: Statement
     facts: Mapping[str, Any]
     targets: Mapping[str, TargetFile]  # of PARTS, packed
-
-    @property
-    def digest(self) -> str:
-        files = {part: file.sha256 for part, file in self.image.files.items()}
-        return image_digest(files, self.image.append, self.facts)
 
 
 @dataclass(frozen=True)
@@ -89,7 +77,7 @@ class Catalog:
         if offer := self.offers.get(reference):
             return offer
         digest = reference.removeprefix("sha256:")
-        offer = next((offer for offer in self.offers.values() if offer.digest == digest), None)
+        offer = next((offer for offer in self.offers.values() if offer.image.digest == digest), None)
         if offer is None:
             self.check(reference)
         return offer
@@ -198,12 +186,14 @@ def _offer(source: Source, updater: Updater, name: str, role: str) -> Offer:
     AttributeError."""
     custom = dict(_target(updater, name, DISK).custom)
     facts = {**custom.pop("facts")}
-    image = from_json(Statement, custom, least={"virtual_size": 1, "size": 1})
-    files = set(image.files)
-    if not NAME.fullmatch(name) or HEX.fullmatch(name):
-        raise ValueError("not a name of an image")
+    image = from_json(Statement, custom)
+    files = set(image.sizes)
+    if not NAME.fullmatch(name) or HEX.fullmatch(name) or not HEX.fullmatch(image.digest):
+        raise ValueError("not a name of an image, or not a digest")
     if DISK not in files or not files <= set(PARTS) or (INITRD in files and KERNEL not in files):
         raise ValueError("an image without a disk, or with files of unknown names")
+    if min(image.virtual_size, *image.sizes.values()) < 1:
+        raise ValueError("an empty file, or an empty disk")
     items = [item for fact in facts.values() for item in (fact if isinstance(fact, list) else [fact])]
     if not all(isinstance(item, (str, int)) for item in items) or not f"{image.append}{image.os}".isprintable():
         raise ValueError("a fact that is not text or a number, or a text of several lines")
@@ -211,7 +201,7 @@ def _offer(source: Source, updater: Updater, name: str, role: str) -> Offer:
     if "warm" in facts:
         read_recipe(str(facts["warm"]))
     list(map(Firmware, (facts.get("use_firmware", "bios"), *facts.get("firmware", []))))
-    return Offer(source, name, role, image, facts, {part: _target(updater, name, part) for part in image.files})
+    return Offer(source, name, role, image, facts, {part: _target(updater, name, part) for part in image.sizes})
 
 
 def _target(updater: Updater, name: str, part: str) -> TargetFile:

@@ -32,7 +32,7 @@ from belljar.image import Image
 from belljar.image.progress import Progress
 from belljar.image.site import PIN, Source, source_of, target_path
 from belljar.image.site.client import Fetcher, pinned_root
-from belljar.image.store.manifest import DISK, PARTS
+from belljar.image.store.manifest import DISK, PARTS, image_digest
 from belljar.image.store.store import NAME, Store, check_name
 
 PACKING_TIMEOUT, LOCK_TIMEOUT = 4 * 3600, 3600.0
@@ -156,13 +156,14 @@ class Repository:
         with store.hold(image, "publish"):
             if wrong := store.verify(image):
                 raise errors.ImageCorrupt(f"image {image.called}: {'; '.join(wrong)}")
+            digests = {part: sha256_of(path) for part, path in paths.items()}
             targets = {part: self._packed(name, part, path, progress) for part, path in paths.items()}
-            stated = {part: {"sha256": sha256_of(path), "size": path.stat().st_size} for part, path in paths.items()}
         ours = ("published", "signer", "made_from")
         targets[DISK].unrecognized_fields["custom"] = {
-            "os": image.os, "made_from": str(image.facts.get("made_from", image.source)), "append": image.append,
+            "digest": image_digest(digests, image.append, image.facts), "os": image.os, "append": image.append,
+            "made_from": str(image.facts.get("made_from", image.source)),
             "facts": {key: fact for key, fact in image.facts.items() if key not in ours},
-            "virtual_size": image.virtual_size, "files": stated,
+            "virtual_size": image.virtual_size, "sizes": {part: path.stat().st_size for part, path in paths.items()},
         }  # fmt: skip
         self._drop(role, name)
         self.roles[role].signed.targets |= {target_path(name, part): target for part, target in targets.items()}

@@ -91,7 +91,7 @@ def _synced(store: Store, catalog: Catalog, name: str, is_asked: bool, dry_run: 
             if not dry_run and what not in (PRESENT, KEPT):
                 bring(store, offer, progress)
             why = "another image was given this name here" if what == KEPT else ""
-            return Synced(name, offer.digest, source, OFFERED if dry_run and what == NEW else what, why)
+            return Synced(name, offer.image.digest, source, OFFERED if dry_run and what == NEW else what, why)
         catalog.check(name)
         if image is not None and not dry_run:
             store.untag(name)
@@ -107,7 +107,7 @@ def _due(store: Store, image: Image | None, offer: Offer, is_asked: bool) -> str
     if image is None:
         return NEW
     is_from_there = offer.source.origin(offer.name) in image.facts.get("published", ())
-    if image.digest != offer.digest:
+    if image.digest != offer.image.digest:
         return UPDATED if is_asked or is_from_there else KEPT
     if store.complaint(image):
         return REPAIRED
@@ -126,20 +126,18 @@ def _present(store: Store, name: str) -> Image | None:
 def bring(store: Store, offer: Offer, progress: Progress) -> Image:
     """The image that is offered, with its name. Downloads it unless it is here. Raises ImageMismatch, ImageCorrupt, ImageTooLarge,
     ImageUnfit, DownloadFailed, NoSpace; then nothing has changed."""
-    with intake.alone(store, fetch.key(f"image {offer.digest}"), f"bring the image {offer.name}", progress):
+    with intake.alone(store, fetch.key(f"image {offer.image.digest}"), f"bring the image {offer.name}", progress):
         if image := _here(store, offer):
             with suppress(ImageUnknown):  # removed just now
                 return store.tag(image, offer.name)
         _make_room(store, offer)
-        image = _fetched(store, offer, progress)
-        progress.step(f"Image {offer.name} is ready ({offer.digest:.12})")
-        return image
+        return _fetched(store, offer, progress)
 
 
 def _here(store: Store, offer: Offer) -> Image | None:
     """The image, where this store has it whole."""
     try:
-        image = store.resolve(offer.digest)
+        image = store.resolve(offer.image.digest)
     except BelljarError:
         return None
     if image.store != store.folder or (offer.name not in image.names and store.verify(image)):
@@ -151,7 +149,7 @@ def _here(store: Store, offer: Offer) -> Image | None:
 
 def _make_room(store: Store, offer: Offer) -> None:
     """Raises ImageTooLarge, and NoSpace where the image does not fit though what the cache's limit wants gone is gone."""
-    unpacked = [file.size for file in offer.image.files.values()]
+    unpacked = offer.image.sizes.values()
     packed = [target.length for target in offer.targets.values()]
     if (size := max(offer.image.virtual_size, *unpacked, *packed)) > store.settings.max_size:
         raise ImageTooLarge(f"{offer.name}: {size} bytes, the limit is {store.settings.max_size}")
@@ -165,23 +163,20 @@ def _fetched(store: Store, offer: Offer, progress: Progress) -> Image:
     image, source = offer.image, offer.source
     packed = {part: _packed(store, source, target, progress) for part, target in offer.targets.items()}
     with intake.draft(store, offer.name) as folder:
-        for part, file in image.files.items():
+        for part, size in image.sizes.items():
             progress.step(f"Unpacking {part}")
             try:
                 words = ["zstd", "-dcq", "--memory=1024MB"]
-                run(words, [], CONVERSION, file.size, stdin=packed[part], stdout=folder / part)
+                run(words, [], CONVERSION, size, stdin=packed[part], stdout=folder / part)
             except (ImageCorrupt, ImageTooLarge) as exc:
                 raise ImageMismatch(f"{part}: {exc.message}", hint=AGAIN) from exc
         progress.step("Checking the disk")  # whoever signed it may have been wrong
-        size = check_qcow2(folder / DISK, store.settings.max_size)
+        virtual_size = check_qcow2(folder / DISK, store.settings.max_size)
         progress.step("Taking its digest")
-        origin = {
-            "published": [source.origin(offer.name)],
-            "signer": f"role {offer.role}",
-            "made_from": image.made_from,
-        }
-        what = manifest.Facts(source.shown, image.append, time.time(), image.os, size, {**offer.facts, **origin})
-        stored = store.publish(folder, what, offer.name, ordered=offer.digest)
+        facts = {**offer.facts, "published": [source.origin(offer.name)], "signer": f"role {offer.role}"}
+        facts["made_from"] = image.made_from
+        what = manifest.Facts(source.shown, image.append, time.time(), image.os, virtual_size, facts)
+        stored = store.publish(folder, what, offer.name, ordered=offer.image.digest)
     for path in () if source.folder else packed.values():
         path.unlink(missing_ok=True)
     return stored

@@ -57,6 +57,7 @@ class Store:
     ) -> None:
         self.folder = own / "images"
         self.site = site / "images" if site and site != own else None
+        self._stores = [self.folder, *([self.site] if self.site else [])]
         self.settings, self.users, self.surveyor = settings, users, surveyor
         self._settled: dict[str, str] = {}  # name -> digest, even where a store has another image of that name
 
@@ -79,11 +80,10 @@ class Store:
         return manifest.read_unchecked(folder, names)
 
     def images(self) -> list[Image]:
-        """Every image, the private store's first, with all its names. Those without a readable manifest are left out:
-        `gc` and `remove --force` see them."""
+        """Every image, the private store's first, with all its names. Those without a readable manifest are left out."""
         images: dict[str, Image] = {}
-        names = [_names(store) for store in self._stores()]
-        for folder in (folder for store in self._stores() for folder in _image_folders(store)):
+        names = [_names(store) for store in self._stores]
+        for folder in (folder for store in self._stores for folder in _image_folders(store)):
             if folder.name not in images:
                 called = dict.fromkeys(name for known in names for name in known.get(folder.name, ()))
                 with suppress(ImageCorrupt, NoStore):
@@ -184,7 +184,9 @@ class Store:
         if not force and (users := self.users(image.digest)):
             raise ImageInUse(f"image {image.called} is used by {', '.join(users)}")
         with self._changing(f"remove image {image.called}", patience), suppress(FileNotFoundError):
-            with self._exclusive(image):
+            if not (lock := try_lock(folder / "lock")):
+                raise ImageInUse(f"image {image.called} is used by a machine: {folder / 'lock'} is held")
+            with lock:
                 names = _names(self.folder).get(folder.name, ())
                 if nameless and names:
                     raise ImageInUse(f"image {image.called} has the name {names[0]} by now")
@@ -237,9 +239,6 @@ class Store:
         private_folder(self.folder, mode=mode)
         return private_folder(self.folder / name, mode=mode)
 
-    def _stores(self) -> list[Path]:
-        return [self.folder, *([self.site] if self.site else [])]
-
     def _ours(self, image: Image, done: str) -> None:
         if image.store != self.folder:
             raise NotPermitted(f"image {image.called} lies in {image.store} and can only be {done} by its owner")
@@ -248,12 +247,6 @@ class Store:
         """Inside, no other process puts an image or a name in its place, or takes one away. Raises LockTimeout."""
         timeout = self.settings.lock_timeout if patience is None else patience
         return locked(self.work_folder() / "changes.lock", timeout=timeout, what=what)
-
-    def _exclusive(self, image: Image) -> Lock:
-        """Inside, no machine begins to use it. Raises ImageInUse, FileNotFoundError."""
-        if lock := try_lock(path := image.disk.parent / "lock"):
-            return lock
-        raise ImageInUse(f"image {image.called} is used by a machine: {path} is held")
 
     def _tag(self, image: Image, name: str) -> Image:
         if not image.disk.parent.is_dir():
@@ -288,9 +281,9 @@ class Store:
         settled = self._settled.get(reference)
         if is_source(reference) and not settled:
             with suppress(ImageUnknown):
-                return self._find_in(self._stores(), name_of(reference))
+                return self._find_in(self._stores, name_of(reference))
             raise ImageUnknown(f"the image of {reference} is not here", hint="Import it: `belljar image import`.")
-        return self._find_in(self._stores(), f"sha256:{settled}" if settled else reference)
+        return self._find_in(self._stores, f"sha256:{settled}" if settled else reference)
 
     def _find_in(self, stores: Sequence[Path], reference: str) -> tuple[Path, tuple[str, ...]]:
         for store in stores if NAME.fullmatch(reference) else ():
