@@ -1,4 +1,4 @@
-"""A part of a job over several hosts, at a bait that does not lead: what is other than for its own jobs (advance.py). Pure.
+"""A part of a job over several hosts, at a bait that does not lead: what differs from its own jobs (advance.py). Pure.
 
 The bait of the job's first node leads (advance.py): it names the machines of all in a note at the job, and every other bait finds its own
 there at its next look. No bait talks to another one: the leader sees a part's node come, and takes the parts back by another note; a
