@@ -27,9 +27,8 @@ def invitation(
     for job in seen.jobs.values():
         parts = read(job.note)
         own = parts.of(settings.names)
-        if not own or job.state is not JobState.HELD or job.id in entries or parts.failed:
-            continue
-        if parts.machines[0][0] in settings.names or set(own) & seen.machines:
+        is_new = job.state is JobState.HELD and job.id not in entries and not parts.failed
+        if not own or not is_new or parts.machines[0][0] in settings.names or set(own) & seen.machines:
             continue
         size = replace(size_of(job, settings), count=len(own))
         why = impossible(job, size, room, settings) or judge(job)
