@@ -246,8 +246,12 @@ def of_users(device: Path = DEVICE, cpuinfo: Path = CPUINFO) -> Finding:
     with suppress(BelljarError):
         as_user(user, lambda: _opened(device), timeout=PATIENCE, what=f"open {device}")
         return ok(KVM, f"{device} can be opened by {'everybody' if user is NOBODY else user.name}")
-    group, members = _group(status.st_gid)
-    mode = f"{device}: mode {stat.S_IMODE(status.st_mode):04o}, group {group}"
+    try:
+        group = grp.getgrgid(status.st_gid)
+        name, members = group.gr_name, [name for name in group.gr_mem if name != "belljar"]  # whose account has no jobs
+    except KeyError:
+        name, members = str(status.st_gid), []
+    mode = f"{device}: mode {stat.S_IMODE(status.st_mode):04o}, group {name}"
     if members and user is NOBODY and status.st_mode & 0o060 == 0o060:
         return ok(KVM, f"{mode}: only {', '.join(members)} can open it; machines of others run in software")
     return fail(KVM, f"{mode}: {user.name} cannot open it, machines run in software, 5 to 20 times slower", REMEDY)
@@ -256,15 +260,6 @@ def of_users(device: Path = DEVICE, cpuinfo: Path = CPUINFO) -> Finding:
 def _opened(device: Path) -> bytes:
     os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
     return b""
-
-
-def _group(gid: int) -> tuple[str, list[str]]:
-    """Its name and its members; belljar's own account has no jobs."""
-    try:
-        group = grp.getgrgid(gid)
-    except KeyError:
-        return str(gid), []
-    return group.gr_name, [name for name in group.gr_mem if name != "belljar"]
 
 
 CHECKS = (  # in the order they are shown; each is called as its function
