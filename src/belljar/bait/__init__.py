@@ -5,7 +5,7 @@ made for each, lets that join the batch system, and moves the job there. The bat
         decide.py   is this host open, and whose turn is it; which tasks of an array move together
         step.py     where a job stands, what a look sees, and what a step says;  leaving.py: the way out of machines and nodes
         advance.py  the handler of each state: from what was written down and what is seen now to the next step. After a crash, too
-        parts.py    what is other for a part of another bait's job, over several hosts;  note.py: what their baits tell each other
+        parts.py    what differs for a part of another bait's job, over several hosts;  note.py: what their baits tell each other
         cache.py    for machines that wait for another job: which one they may serve, and which ones make room
     machines/    keeper.py: by belljar's own door;  scrub.py: how one is cleaned between two jobs, and proved to be clean
     networks/    classes.py: rules that keep network classes apart;  uplink.py: how much of a way out is free

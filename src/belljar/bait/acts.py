@@ -5,13 +5,13 @@ the next look, so a command that fails is reported, and no more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from belljar.bait import Settings
 from belljar.bait.decisions.decide import Bait
-from belljar.bait.decisions.step import Act, Do, Entry
+from belljar.bait.decisions.step import KEEPING, Act, Do, Entry
 from belljar.bait.machines.keeper import Machines, line_of
 from belljar.errors import BelljarError, UsageError
 from belljar.host.commands import printed
@@ -111,9 +111,14 @@ class Acts:
             elif bait.is_open and is_closed and is_ours and await self.run(self._pool.open(name), f"bait {name}"):
                 self.closed.discard(name)  # whoever closes it from now on, it is not us
 
-    def forget(self, machines: frozenset[str], in_use: frozenset[str], idle: frozenset[str]) -> None:
-        """Forget what was noted of other machines. *machines*: that live. *in_use*: that an entry names. *idle*: those of no job: what was
-        proved of them is true until they have one."""
+    async def look(self, machines: frozenset[str], entries: Collection[Entry]) -> None:
+        """See why machines that an entry names have ended, and forget what was noted of others. *machines*: that live. What was proved of
+        those of no job is true until they have one."""
+        in_use = {id for entry in entries for id in entry.machines}
+        for id in in_use - machines - self.ended.keys() - self.working.keys():
+            if (why := await in_thread(partial(self._keeper.ended, id))) is not None:
+                self.ended[id] = why
+        idle = {id for entry in entries if entry.state in KEEPING for id in entry.machines}
         self.released.clear()
         self.ended = {id: why for id, why in self.ended.items() if id in in_use}
         self.proved = {id: why for id, why in self.proved.items() if id in idle}

@@ -24,7 +24,7 @@ from belljar.bait.decisions import cache, decide
 from belljar.bait.decisions.advance import ALTERED, ELSEWHERE, UNFIT, next_step
 from belljar.bait.decisions.leaving import recover
 from belljar.bait.decisions.parts import invitation
-from belljar.bait.decisions.step import KEEPING, STARTING, Act, BaitState, Entry, Seen, State, is_moving
+from belljar.bait.decisions.step import STARTING, Act, BaitState, Entry, Seen, State, is_moving
 from belljar.bait.journal import Journal, Status, order, read_status, show_status
 from belljar.bait.machines.keeper import Machines, feature_of, line_of
 from belljar.errors import BelljarError
@@ -176,13 +176,7 @@ class Daemon:
         if nodes is None or jobs is None:
             return None
         jobs = decide.as_given(jobs, nodes, self.journal.entries, self.settings.names)
-        entries = self.journal.entries.values()
-        in_use = frozenset(id for entry in entries for id in entry.machines)
-        for id in in_use - machines - self._acts.ended.keys() - self._acts.working.keys():
-            if (why := await in_thread(partial(self._keeper.ended, id))) is not None:
-                self._acts.ended[id] = why
-        idle = frozenset(id for entry in entries if entry.state in KEEPING for id in entry.machines)
-        self._acts.forget(machines, in_use, idle)
+        await self._acts.look(machines, self.journal.entries.values())
         return Seen(
             self._clock(), jobs, nodes, machines, ended=self._acts.ended, proved=self._acts.proved, node=self._pool.name_of,
             machine=self._pool.machine_of, named=self._named(jobs, nodes), saves=self._pool.saves,

@@ -79,8 +79,7 @@ def make_folder(runtime: Runtime, user: User) -> None:
         status = os.fstat(descriptor)
         if status.st_uid not in (0, user.uid):
             raise UnsafeFolder(f"{path}: belongs to uid {status.st_uid}, not to {user.name}")
-        if (status.st_uid, status.st_gid) != (user.uid, user.gid):
-            os.fchown(descriptor, user.uid, user.gid)
+        os.fchown(descriptor, user.uid, user.gid)
         os.fchmod(descriptor, KEPT_FOLDER)
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Collection, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,16 +70,15 @@ def reap(runtime: Runtime, systems: Collection[str], *, dry: bool) -> tuple[list
 
 def judge(runtime: Runtime, live: list[Live], answers: dict[str, Answer], *, dry: bool) -> Decision:
     """Decide, with what is remembered from the time before."""
-    folder = memory_folder(runtime) if os.geteuid() == 0 else runtime.folders.run
-    path = folder / MEMORY
+    path = (memory_folder(runtime) if os.geteuid() == 0 else runtime.folders.run) / MEMORY
     now = time.clock_gettime(time.CLOCK_BOOTTIME)  # nobody sets it, and no machine outlives a boot
-    gone_after = runtime.settings.batch.gone_after
-    if dry:
-        return decide(live, answers, remembered(path), now, gone_after)
-    private_folder(folder)
-    with locked(path.with_suffix(".lock"), timeout=LOCK_TIMEOUT, what="remember which jobs are gone"):
-        decision = decide(live, answers, remembered(path), now, gone_after)
-        write_whole(path, json.dumps(decision.remembered).encode() + b"\n")
+    if not dry:
+        private_folder(path.parent)
+    lock = path.with_suffix(".lock")
+    with nullcontext() if dry else locked(lock, timeout=LOCK_TIMEOUT, what="remember which jobs are gone"):
+        decision = decide(live, answers, remembered(path), now, runtime.settings.batch.gone_after)
+        if not dry:
+            write_whole(path, json.dumps(decision.remembered).encode() + b"\n")
     return decision
 
 

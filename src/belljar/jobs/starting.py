@@ -33,10 +33,9 @@ SMALL_STACK = 2 << 20  # bytes, for threads of QEMU where a limit counts them
 
 def make_request(settings: Any, work: Work, **asked: Unpack[Asked]) -> Request:
     """A new request for this work."""
-    ours = settings.machine
-    usual = {name: getattr(ours, name) for name in ("cpus", "memory", "network", "start", "context", "grace", *PLACING)}
     given = {name: value for name, value in asked.items() if value is not None}
-    values: dict[str, Any] = {"image": settings.image.default, **usual, **given}
+    values: dict[str, Any] = {"image": settings.image.default, "grace": settings.machine.grace}
+    values |= {**usual(settings.machine), **given}
     values["labels"] = tuple(asked.get("labels", {}).items())
     if values.get("allow") or values.get("secrets"):
         from belljar.jobs.reach import understood
@@ -44,6 +43,11 @@ def make_request(settings: Any, work: Work, **asked: Unpack[Asked]) -> Request:
         work = understood(work, values, values["network"] if "network" in given else None)
     machine = {field.name: values.pop(field.name) for field in fields(MachineSpec) if field.name in values}
     return Request(os.urandom(6).hex(), MachineSpec(**machine), work, created=time.time(), **values)
+
+
+def usual(settings: Any) -> dict[str, Any]:
+    """What of a machine its settings decide, where nobody asks for anything else."""
+    return {name: getattr(settings, name) for name in ("cpus", "memory", "network", "start", "context", *PLACING)}
 
 
 def restored_request(folder: str, name: str) -> Request:

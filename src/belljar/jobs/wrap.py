@@ -19,7 +19,7 @@ from belljar.batch.job.terms import Dialect, Job, Surroundings, Verdict
 from belljar.host.commands import SEARCH_PATH
 from belljar.host.files import read_capped
 from belljar.jobs import Runtime, complain, tell_troubles
-from belljar.model import PLACING, Cause, Outcome, OutcomeClass, Request, Share
+from belljar.model import Cause, MachineSpec, Outcome, OutcomeClass, Request, Share
 from belljar.records import replace
 
 if TYPE_CHECKING:
@@ -263,21 +263,19 @@ def make_request(
     from belljar.host.caller import caller as own
     from belljar.host.caller import rlimits, umask
     from belljar.jobs.shares import of_site
-    from belljar.jobs.starting import kind
+    from belljar.jobs.starting import kind, usual
 
     settings, shares = runtime.settings, tuple[Share, ...]()
     if checkpoints is None:
         missing = "batch.shares: {}: no such folder on this node"
         shares = of_site(settings.batch.shares, lambda it: complain(missing.format(it), ""))
-    placing = {name: getattr(settings.machine, name) for name in PLACING}
+    devices = devices_of(here, batch.load(job.system), runtime)
     caller = Caller(
-        account=own(), umask=umask(), rlimits=rlimits(), stdio=(kind(0), kind(1), kind(2)), shares=shares,
-        network=settings.machine.network, start=settings.machine.start, cpus=settings.machine.cpus, context=settings.machine.context,
-        placing={**placing, "devices": devices_of(here, batch.load(job.system), runtime)},
-        memory=settings.machine.memory, terminal=os.isatty(0) and os.isatty(1),
+        account=own(), umask=umask(), rlimits=rlimits(), stdio=(kind(0), kind(1), kind(2)),
+        machine=MachineSpec(image, shares=shares, devices=devices, **usual(settings.machine)), terminal=os.isatty(0) and os.isatty(1),
         own=tuple(map(str, (settings.paths.run, settings.paths.scratch, settings.paths.store, settings.paths.logs))),
     )  # fmt: skip
-    request = build(here, job, image, caller, settings.batch, time.time())
+    request = build(here, job, caller, settings.batch, time.time())
     return checkpoints.asked(request) if checkpoints else request
 
 

@@ -12,12 +12,12 @@ from belljar.batch.job import request as making
 from belljar.batch.job.request import Caller, build, measure, with_defaults
 from belljar.batch.job.terms import Command, Job, Staged, Surroundings
 from belljar.errors import InputMissing, NotPermitted, OverLimit, UsageError
-from belljar.model import GIB, MIB, Account, NetworkMode, Payload, Request, RunPayload, Share, Start, StdinKind
+from belljar.model import GIB, MIB, Account, MachineSpec, Payload, Request, RunPayload, Share, StdinKind
 
 BOB = Account("bob", os.getuid(), os.getgid(), "bob", groups=((2000, "physics"),), home="/home/bob", shell="/bin/bash")
 CALLER = Caller(
-    BOB, 0o027, (("AS", -1, -1), ("CPU", 10, 20)), (StdinKind.NULL, StdinKind.STREAM, StdinKind.STREAM), (), NetworkMode.NONE,
-    Start.AUTO, 1, 512 * MIB,
+    BOB, 0o027, (("AS", -1, -1), ("CPU", 10, 20)), (StdinKind.NULL, StdinKind.STREAM, StdinKind.STREAM),
+    MachineSpec("debian12", 1, 512 * MIB),
 )  # fmt: skip
 SCRIPT = b"/spool/job00001/slurm_script"
 JOB = Job(
@@ -54,7 +54,7 @@ def here(cwd: Path | str = "/tmp", **changes: object) -> Surroundings:
 
 
 def made(job: Job = JOB, cwd: Path | str = "/tmp", caller: Caller = CALLER, **settings: object) -> Request:
-    return build(here(cwd), job, "debian12", caller, Settings(**settings), 1000.0)  # type: ignore[arg-type]
+    return build(here(cwd), job, caller, Settings(**settings), 1000.0)  # type: ignore[arg-type]
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def test_a_sites_own_grace_stands_before_the_systems() -> None:
 
 def test_the_schedulers_files_keep_their_places_and_missing_ones_are_no_mistake() -> None:
     staged = Staged(into=(b"/nodes", b"/missing", b"/home/x"), folders=(b"/tmp/4711.night", b"/home/y"))
-    caller = replace(CALLER, shares=(Share("/home", "/home", False),))
+    caller = replace(CALLER, machine=replace(CALLER.machine, shares=(Share("/home", "/home", False),)))
     payload = payload_of(made(replace(JOB, staged=staged), caller=caller))
     found = {file.path: (file.data, file.mode) for file in payload.files[1:]}
     assert found == {b"/nodes": (b"host1\nhost2\n", 0o644), b"/tmp/4711.night": (None, 0o700)}
@@ -190,7 +190,7 @@ def test_a_directory_on_no_share_is_copied_in_and_its_changes_out(tmp_path: Path
 @pytest.mark.parametrize("folder", ["", "below/it"])
 def test_a_directory_on_a_share_is_there_already(tmp_path: Path, folder: str) -> None:
     (tmp_path / "below/it").mkdir(parents=True)
-    caller = replace(CALLER, shares=(Share(str(tmp_path), str(tmp_path), False),))
+    caller = replace(CALLER, machine=replace(CALLER.machine, shares=(Share(str(tmp_path), str(tmp_path), False),)))
     payload = payload_of(made(cwd=tmp_path / folder, caller=caller))
     assert payload.inputs == payload.outputs == ()
 
@@ -198,7 +198,9 @@ def test_a_directory_on_a_share_is_there_already(tmp_path: Path, folder: str) ->
 def test_a_neighbour_of_a_share_is_not_on_it(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data2").mkdir()
-    caller = replace(CALLER, shares=(Share(str(tmp_path / "data"), str(tmp_path / "data"), False),))
+    caller = replace(
+        CALLER, machine=replace(CALLER.machine, shares=(Share(str(tmp_path / "data"), str(tmp_path / "data"), False),))
+    )
     payload = payload_of(made(cwd=tmp_path / "data2", caller=caller))
     assert payload.inputs
 

@@ -239,7 +239,7 @@ def _moved(entry: Entry, job: JobView, settings: Settings) -> str:
 
 
 def _failed(entry: Entry, seen: Seen, why: str) -> Step:
-    """Its leader tries the job again; a part is over, and says so."""
+    """The leader tries the job again. A part is over, and its leader is told."""
     return to(entry, S.REPROCESS if entry.leads else S.FINISHED, seen, why)
 
 
@@ -279,7 +279,7 @@ HANDLERS: dict[State, Callable[[Entry, JobView, Seen, Settings], Step]] = {
     **dict.fromkeys((S.REPROCESS, S.REQUEUE, S.REJECTED), cleaning),
     S.LOST: lost,
 }
-# The job is over, if there is one.
+# In these the job is over, or there is none.
 AFTER: dict[State, Callable[[Entry, JobView | None, Seen, Settings], Step]] = {
     S.FINISHED: finished,
     **dict.fromkeys(KEEPING, cache.keeping),

@@ -37,8 +37,10 @@ def rules_of(settings: Settings) -> str:
 
 def kept_as(entry: Entry) -> Entry:
     """The machines of a job that is over, as an entry of their own."""
-    name, of = f"{MARK}{entry.machines[0]}", entry
-    return Entry(name, State.PROVING, of.since, of.machines, terms=of.terms, takes=of.takes, uses=of.uses, born=of.born)
+    return Entry(
+        f"{MARK}{entry.machines[0]}", State.PROVING, entry.since, entry.machines, terms=entry.terms, takes=entry.takes,
+        uses=entry.uses, born=entry.born,
+    )  # fmt: skip
 
 
 def too_old(entry: Entry, settings: Settings, now: float) -> str:

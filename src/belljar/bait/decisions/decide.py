@@ -166,10 +166,8 @@ def choose(
         if (why := too_long(entry.on) or impossible(jobs[entry.job], sizes[entry.job], room, settings) or judge(jobs[entry.job]))
     )  # fmt: skip
     possible = [entry for entry in waiting if entry.job not in dict(wrong)]
-    if not possible:
-        return Turn(wrong=wrong)
-    if not bait.is_open:
-        return Turn(why=bait.why, wrong=wrong)
+    if not possible or not bait.is_open:
+        return Turn(why=bait.why if possible else "", wrong=wrong)
     first = possible[0].job
     size = sizes[first]
     cpus, memory = (size.all_cpus, room.cpus, 1, "processors"), (size.all_memory, room.memory, MIB, "MiB of memory")

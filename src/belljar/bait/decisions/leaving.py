@@ -46,15 +46,11 @@ def recover(entries: Iterable[Entry], seen: Seen, ours: frozenset[str]) -> tuple
     strays = {seen.machine(node) for node in ours - set(map(seen.node, seen.machines))} | seen.machines
     acts = [act for machine in sorted(strays - known - {""}) for act in leave(machine, seen, is_late=False)]
     for node in sorted(node for node in ours if not seen.machine(node)):
-        acts += _turn_out(node, seen.nodes[node].state, seen)
+        # A node of a name that we never gave takes no job. It is removed when no machine lives that could be it: when each one has joined
+        # under its own name.
+        state = seen.nodes[node].state
+        if state is NodeState.OUT and None not in map(seen.state, seen.machines):
+            acts.append(Act(Do.REMOVE, node))
+        elif state not in (NodeState.OUT, NodeState.DRAINING):
+            acts.append(Act(Do.CLOSE, node))
     return but_waits(acts)
-
-
-def _turn_out(node: str, state: NodeState, seen: Seen) -> tuple[Act, ...]:
-    """A node of a name that we never gave takes no job. It is removed when no machine lives that could be it: when each one has
-    joined under its own name."""
-    if state is NodeState.DRAINING:
-        return ()
-    if state is not NodeState.OUT:
-        return (Act(Do.CLOSE, node),)
-    return () if None in map(seen.state, seen.machines) else (Act(Do.REMOVE, node),)

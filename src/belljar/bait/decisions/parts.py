@@ -1,4 +1,4 @@
-"""A part of a job over several hosts, at a bait that does not lead: what is other than for its own jobs (advance.py). Pure.
+"""A part of a job over several hosts, at a bait that does not lead: what differs from its own jobs (advance.py). Pure.
 
 The bait of the job's first node leads (advance.py): it names the machines of all in a note at the job, and every other bait finds its own
 there at its next look. No bait talks to another one: the leader sees a part's node come, and takes the parts back by another note; a
@@ -27,9 +27,8 @@ def invitation(
     for job in seen.jobs.values():
         parts = read(job.note)
         own = parts.of(settings.names)
-        if not own or job.state is not JobState.HELD or job.id in entries or parts.failed:
-            continue
-        if parts.machines[0][0] in settings.names or set(own) & seen.machines:
+        is_new = job.state is JobState.HELD and job.id not in entries and not parts.failed
+        if not own or not is_new or parts.machines[0][0] in settings.names or set(own) & seen.machines:
             continue
         size = replace(size_of(job, settings), count=len(own))
         why = impossible(job, size, room, settings) or judge(job)

@@ -58,7 +58,7 @@ class Entry:
     stays_held: bool = False  # somebody else held it: it goes back so
     starts: int = 0  # how often it had been requeued when it began to run
     missing_since: float | None = None  # the batch system has not named it since then; None: it does
-    terms: str = ""  # what its machines were made for, where they may serve another job of the same terms
+    terms: str = ""  # what its machines were made for; they serve another job of the same terms only; "": none
     takes: tuple[int, int] = (0, 0)  # processors and bytes of memory of these machines
     uses: int = 0  # jobs that its machines served before
     born: float = 0.0  # when its machines were asked for

@@ -10,7 +10,7 @@ is that of its address, and every packet but the first of a connection passes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from ipaddress import IPv4Network
 
 from belljar.bait import Settings
@@ -51,56 +51,41 @@ def _check(nets: Nets, shut: list[str], network: Network) -> None:
         raise BadSetting(what, hint='Say "required".')
 
 
-def matches(rule: Rule) -> Iterator[str]:
+def matches(rule: Rule) -> list[str]:
     """As nft says it; a port without a transport is one of both."""
-    net = IPv4Network((rule.network, bin(rule.mask).count("1")))
-    if rule.port is None:
-        yield f"ip daddr {net}"
-    for kind in ("tcp", "udp") if rule.port is not None else ():
-        if rule.transport is None or rule.transport.value == kind:
-            yield f"ip daddr {net} {kind} dport {rule.port}"
+    to = f"ip daddr {IPv4Network((rule.network, bin(rule.mask).count('1')))}"
+    kinds = (rule.transport.value,) if rule.transport is not None else ("tcp", "udp")
+    return [to] if rule.port is None else [f"{to} {kind} dport {rule.port}" for kind in kinds]
 
 
 def _inet(nets: Nets, shut: list[str], services: list[str]) -> str:
     forward = ["ct state established,related accept"]
-    for name in nets:
+    for name, own in nets.items():
         here = f'iifname "{name}"'
-        forward += (
-            [f"{here} ip saddr != {_set(nets[name])} drop", f"{here} meta protocol ip6 drop"] if nets[name] else []
-        )
-        others = [f'"{other}"' for other in nets if other != name]
-        if others:
+        forward += [f"{here} ip saddr != {_set(own)} drop", f"{here} meta protocol ip6 drop"] if own else []
+        if others := [f'"{other}"' for other in nets if other != name]:
             forward.append(f"{here} oifname {_set(others)} drop")
-        if name in shut:
-            forward += [f'{here} oifname "{name}" accept', *_only(here, services)]
-        else:
-            forward += _not_to(here, nets, name)
+        forward += _limits(here, name, f'oifname "{name}"', nets, shut, services)
     known = _set(f'"{name}"' for name in nets)
     inward = [f"iifname != {known} accept", "ct state established,related accept", "icmp type echo-request accept"]
-    return _chain("forward", forward) + _chain(
-        "input", [*inward, *(f"{service} accept" for service in services), "drop"]
-    )
+    inward += [f"{service} accept" for service in services]
+    return _chain("forward", forward) + _chain("input", [*inward, "drop"])
 
 
 def _bridge(nets: Nets, shut: list[str], services: list[str]) -> str:
     """Frames that leave by another port than a node's tap: a card of the host's."""
     lines = ['iifname != "bj*" accept', 'oifname "bj*" accept', "ether type arp accept"]
     for name, own in nets.items():
-        here = f"ip saddr {_set(own)}"
-        if name in shut:
-            lines += [f"{here} tcp flags & (syn | ack) != syn accept", *_only(here, services)]
-        elif own:
-            lines += _not_to(here, nets, name)
+        if own:
+            lines += _limits(f"ip saddr {_set(own)}", name, "tcp flags & (syn | ack) != syn", nets, shut, services)
     return _chain("forward", lines)
 
 
-def _only(here: str, services: list[str]) -> list[str]:
-    return [*(f"{here} {service} accept" for service in services), f"{here} drop"]
-
-
-def _not_to(here: str, nets: Nets, own: str) -> list[str]:
-    """Not by way of the site's router either."""
-    others = [net for name, owned in nets.items() if name != own for net in owned]
+def _limits(here: str, name: str, also: str, nets: Nets, shut: list[str], services: list[str]) -> list[str]:
+    """A closed class reaches services, and what is *also* accepted; an open one no other class, not by way of the site's router either."""
+    if name in shut:
+        return [*(f"{here} {to} accept" for to in (also, *services)), f"{here} drop"]
+    others = [net for other, owned in nets.items() if other != name for net in owned]
     return [f"{here} ip daddr {_set(others)} drop"] if others else []
 
 

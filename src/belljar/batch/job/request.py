@@ -11,24 +11,19 @@ from belljar.batch import Settings
 from belljar.batch.job.policy import Asker, check_allowed, check_limits, guest_memory
 from belljar.batch.job.terms import Command, Job, Surroundings
 from belljar.errors import InputMissing, UsageError
-from belljar.hints import Any
 from belljar.model import (
     MIB,
     SCRATCH_PLACE,
     Account,
-    Context,
     MachineSpec,
-    NetworkMode,
     Payload,
     PlainFile,
     Request,
     RunPayload,
-    Share,
-    Start,
     StdinKind,
     Transfer,
 )
-from belljar.records import dataclass, field, replace
+from belljar.records import dataclass, replace
 
 Pairs = tuple[tuple[bytes, bytes], ...]
 
@@ -55,27 +50,21 @@ class Caller:
     umask: int
     rlimits: tuple[tuple[str, int, int], ...]
     stdio: tuple[StdinKind, StdinKind, StdinKind]
-    shares: tuple[Share, ...]
-    network: NetworkMode
-    start: Start
-    cpus: int  # of a job whose system tells no number
-    memory: int
+    machine: MachineSpec  # for a job that asks for nothing else
     terminal: bool = False  # standard input and output are one: an interactive job
-    context: Context = Context.AUTO
-    placing: Mapping[str, Any] = field(default_factory=dict)  # PLACING by the settings, and the job's devices
     own: tuple[str, ...] = ()  # belljar's folders, never a part of the job's
 
 
-def build(here: Surroundings, job: Job, image: str, caller: Caller, settings: Settings, now: float) -> Request:
+def build(here: Surroundings, job: Job, caller: Caller, settings: Settings, now: float) -> Request:
     """The request for this job's machine. Raises NotPermitted, OverLimit, InputMissing, UsageError."""
-    check_allowed(image, Asker.of(caller.account, job.queue), settings)
+    usual = caller.machine
+    check_allowed(usual.image, Asker.of(caller.account, job.queue), settings)
     check_limits(job.cpus, job.memory, job.disk, settings)
     hard = {name: most for name, _, most in caller.rlimits}  # QEMU has to live with these
-    memory = guest_memory(job.memory, hard.get("AS", -1), settings, caller.memory, data=hard.get("DATA", -1))
-    machine = MachineSpec(
-        image=image, cpus=job.cpus or caller.cpus, disk=None if settings.scratch else job.disk, memory=memory,
+    memory = guest_memory(job.memory, hard.get("AS", -1), settings, usual.memory, data=hard.get("DATA", -1))
+    machine = replace(
+        usual, cpus=job.cpus or usual.cpus, memory=memory, disk=None if settings.scratch else job.disk,
         scratch=(job.disk or settings.scratch) if settings.scratch else None,
-        network=caller.network, shares=caller.shares, start=caller.start, context=caller.context, **caller.placing,
     )  # fmt: skip
     aliases = (("alias", alias) for alias in job.aliases)
     overhead = f"{(job.memory - memory) // MIB} MiB of the job's {job.memory // MIB} MiB" if job.memory else ""
@@ -93,7 +82,7 @@ def payload(here: Surroundings, job: Job, caller: Caller, settings: Settings) ->
     """What runs inside: the job as its system would have started it, with all that it finds around it."""
     command: Command = job.inside if job.inside.argv else job.native
     copies = stage_cwd(here, caller, settings)
-    inside = (*(share.target for share in caller.shares), *(copy.inside for copy in copies))
+    inside = (*(share.target for share in caller.machine.shares), *(copy.inside for copy in copies))
     env = for_guest(here.env, settings, (*inside, *map(os.fsdecode, job.staged.folders)))
     if settings.scratch:
         env = (*(pair for pair in env if pair[0] != b"TMPDIR"), (b"TMPDIR", SCRATCH_PLACE.encode()))
@@ -179,7 +168,7 @@ def script_text(here: Surroundings, job: Job) -> bytes:
 def stage_cwd(here: Surroundings, caller: Caller, settings: Settings) -> tuple[Transfer, ...]:
     """The working directory as a copy, if no share has it and the job may write to it. Raises UsageError."""
     path = os.path.realpath(os.fsdecode(here.cwd))
-    places = tuple(os.fsencode(share.target) for share in caller.shares)
+    places = tuple(os.fsencode(share.target) for share in caller.machine.shares)
     if _is_below(here.cwd, places) or path in NEVER_STAGED or not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         return ()
     left_out = (*_stdio_below(path), *_own_below(path, caller.own))

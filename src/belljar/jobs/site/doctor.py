@@ -17,7 +17,7 @@ from belljar.host.privileges import User, as_user
 from belljar.hypervisor import Accelerator, Boot
 from belljar.hypervisor.devices import share_kind, share_names
 from belljar.jobs import Runtime, size
-from belljar.model import GIB, MIB, Outcome, Start
+from belljar.model import GIB, MIB, Start
 from belljar.network import EgressMode, shortfalls
 
 QEMU_OVERHEAD = 128 * MIB  # of a QEMU process beside the guest's memory
@@ -34,17 +34,16 @@ BUILT = "It is built on first use: `belljar run -- true`, or `belljar image buil
 
 def programs(runtime: Runtime) -> Finding:
     """the programs belljar calls are installed"""
-    missing = [entry for entry in commands.PROGRAMS if not commands.which(entry[0])]
-    if not missing:
-        lacking = ""
-        for kind in map(share_kind, share_names()):  # one that is lacking is no mistake
-            try:
-                kind.check(runtime.settings.qemu)
-            except BelljarError as exc:
-                lacking += f"; no shares by {kind.name}: {exc.message}"
-        return ok("programs", f"all there{lacking}")
-    text = "\n".join(f"{name} is missing ({use})" for name, _, use, _ in missing)
-    return (fail if any(vital for *_, vital in missing) else warn)("programs", text, commands.remedy())
+    if missing := [entry for entry in commands.PROGRAMS if not commands.which(entry[0])]:
+        text = "\n".join(f"{name} is missing ({use})" for name, _, use, _ in missing)
+        return (fail if any(vital for *_, vital in missing) else warn)("programs", text, commands.remedy())
+    lacking = ""
+    for kind in map(share_kind, share_names()):  # one that is lacking is no mistake
+        try:
+            kind.check(runtime.settings.qemu)
+        except BelljarError as exc:
+            lacking += f"; no shares by {kind.name}: {exc.message}"
+    return ok("programs", f"all there{lacking}")
 
 
 def qemu(runtime: Runtime) -> Finding:
@@ -94,18 +93,17 @@ def clone(runtime: Runtime) -> Finding:
         runtime.images.resolve(image)
     except BelljarError as exc:
         return warn("clone", f"not tried: {exc.message}", _remedy(runtime, exc))
+
+    def took(start: Start) -> float:
+        phases = self_check(runtime, image, start).phases
+        return sum(phases.get(name, 0.0) for name in ("start", "boot", "identify"))
+
     try:
-        took = _start_time(self_check(runtime, image, Start.CLONE))
+        return ok("clone", f"a clone of {image} was ready in {took(Start.CLONE):.1f} s")
     except BelljarError as exc:
         # Where no machine can be started at all this fails, and so does the check.
-        cold = _start_time(self_check(runtime, image, Start.COLD))
-        text = f"no clone can be started: {exc.message}; every job boots its guest, which took {cold:.1f} s"
+        text = f"no clone can be started: {exc.message}; every job boots its guest, which took {took(Start.COLD):.1f} s"
         return warn("clone", text, exc.hint)
-    return ok("clone", f"a clone of {image} was ready in {took:.1f} s")
-
-
-def _start_time(outcome: Outcome) -> float:
-    return sum(outcome.phases.get(name, 0.0) for name in ("start", "boot", "identify"))
 
 
 def folders(runtime: Runtime) -> Finding:
@@ -199,11 +197,9 @@ def limits(runtime: Runtime) -> Finding:
     """resource limits leave room for QEMU"""
     needed = runtime.settings.machine.memory + 512 * MIB
     least = {"AS": needed, "FSIZE": 4 * GIB, "NOFILE": 256, "NPROC": 64, "CPU": 60, "DATA": needed}
-    low = []
-    for name, enough in least.items():
-        soft, _ = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))
-        if soft != resource.RLIM_INFINITY and soft < enough:
-            low.append(f"RLIMIT_{name} is {soft}, a machine of default size wants {enough}")
+    soft = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0] for name in least}  # -1: no limit
+    wants = "a machine of default size wants"
+    low = [f"RLIMIT_{name} is {soft[name]}, {wants} {it}" for name, it in least.items() if -1 < soft[name] < it]
     remedy = "Raise them with `ulimit`, or in the batch system's request (h_vmem, vmem, ...)."
     return warn("limits", "\n".join(low), remedy) if low else ok("limits", "wide enough for a machine of default size")
 
@@ -250,8 +246,12 @@ def of_users(device: Path = DEVICE, cpuinfo: Path = CPUINFO) -> Finding:
     with suppress(BelljarError):
         as_user(user, lambda: _opened(device), timeout=PATIENCE, what=f"open {device}")
         return ok(KVM, f"{device} can be opened by {'everybody' if user is NOBODY else user.name}")
-    group, members = _group(status.st_gid)
-    mode = f"{device}: mode {stat.S_IMODE(status.st_mode):04o}, group {group}"
+    try:
+        group = grp.getgrgid(status.st_gid)
+        name, members = group.gr_name, [name for name in group.gr_mem if name != "belljar"]  # whose account has no jobs
+    except KeyError:
+        name, members = str(status.st_gid), []
+    mode = f"{device}: mode {stat.S_IMODE(status.st_mode):04o}, group {name}"
     if members and user is NOBODY and status.st_mode & 0o060 == 0o060:
         return ok(KVM, f"{mode}: only {', '.join(members)} can open it; machines of others run in software")
     return fail(KVM, f"{mode}: {user.name} cannot open it, machines run in software, 5 to 20 times slower", REMEDY)
@@ -260,15 +260,6 @@ def of_users(device: Path = DEVICE, cpuinfo: Path = CPUINFO) -> Finding:
 def _opened(device: Path) -> bytes:
     os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
     return b""
-
-
-def _group(gid: int) -> tuple[str, list[str]]:
-    """Its name and its members; belljar's own account has no jobs."""
-    try:
-        group = grp.getgrgid(gid)
-    except KeyError:
-        return str(gid), []
-    return group.gr_name, [name for name in group.gr_mem if name != "belljar"]
 
 
 CHECKS = (  # in the order they are shown; each is called as its function
