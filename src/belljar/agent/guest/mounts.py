@@ -47,7 +47,7 @@ class Mounts:
         except OSError as exc:
             if exc.errno == errno.ENODEV:
                 raise Refused("no-filesystem", f"the guest's kernel has no {shown(kind)} file system") from exc
-            raise Refused("refused", f"{shown(target)}: cannot mount the share: {exc.strerror}") from exc
+            raise
         self.mounts.append(target)
 
     def prepare_for(self, words: Words) -> None:
@@ -62,17 +62,14 @@ class Mounts:
         """An empty disk at its place, which is the payload's user's own."""
         device, target = words.next(), checked_target(words.next())
         account = Account(words)
-        try:
-            os.makedirs(target, exist_ok=True)
-            load_filesystem("ext4")
-            flags = libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOATIME
-            libc.mount(device, target, b"ext4", flags, b"noinit_itable,errors=remount-ro")
-            self.mounts.append(target)
-            os.rmdir(target + b"/lost+found")
-            os.chown(target, account.uid, account.gid)
-            os.chmod(target, 0o700)
-        except OSError as exc:
-            raise Refused("refused", f"{shown(target)}: cannot mount the scratch disk: {exc.strerror}") from exc
+        os.makedirs(target, exist_ok=True)
+        load_filesystem("ext4")
+        flags = libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOATIME
+        libc.mount(device, target, b"ext4", flags, b"noinit_itable,errors=remount-ro")
+        self.mounts.append(target)
+        os.rmdir(target + b"/lost+found")
+        os.chown(target, account.uid, account.gid)
+        os.chmod(target, 0o700)
 
     def release(self) -> None:
         """Unmount all, write everything out."""
