@@ -89,7 +89,7 @@ class Guest(Mounts):
 
     def _make_cgroup(self) -> str:
         """A control group for all payloads, with a reserve of memory for the kernel and us. It comes before the guest's services, which
-        a clone's new name and clock wake. Where the guest uses version 1, version 2 is mounted for us, and limits nothing."""
+        a clone's new name and clock wake. Where the guest has version 1 there, or nothing, version 2 is mounted for us; beside version 1 it limits nothing."""
         root = CGROUPS
         if not os.path.exists(root + "/cgroup.controllers"):
             root = RUN + "/cgroup"
