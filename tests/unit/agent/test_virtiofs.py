@@ -120,7 +120,7 @@ def test_a_device_that_never_comes_is_given_up(mounting: Mounting, monkeypatch: 
 def test_a_template_is_made_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = list[str]()
     play_modules(monkeypatch, loaded, lambda name: False)
-    Guest().prepare_for(Words([b"9p", b"9pnet_virtio 9p"]))
+    Guest().calls[b"prepare"](Words([b"9p", b"9pnet_virtio 9p"]))
     assert loaded == ["9pnet_virtio", "9p"]
 
 

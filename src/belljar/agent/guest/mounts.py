@@ -31,8 +31,10 @@ class Mounts:
     def __init__(self) -> None:
         self.mounts: list[bytes] = []
         self.calls: dict[bytes, Callable[[Words], bytes | LongCall | None]] = {
-            b"mount": self.mount, b"prepare": self.prepare_for, b"find_disks": self.find_disks,
-            b"mount_scratch": self.mount_scratch,
+            b"mount": self.mount, b"mount_scratch": self.mount_scratch,
+            # Before a template is saved: what its clones would otherwise each load anew.
+            b"prepare": lambda words: load_filesystem(words.text(), *words.text().split()),
+            b"find_disks": lambda words: join(*devices_of(words.some())),
         }  # fmt: skip
 
     def mount(self, words: Words) -> None:
@@ -49,14 +51,6 @@ class Mounts:
                 raise Refused("no-filesystem", f"the guest's kernel has no {shown(kind)} file system") from exc
             raise
         self.mounts.append(target)
-
-    def prepare_for(self, words: Words) -> None:
-        """Before a template is saved: what its clones would otherwise each load anew."""
-        load_filesystem(words.text(), *words.text().split())
-
-    def find_disks(self, words: Words) -> bytes:
-        """The devices of the disks with these serials."""
-        return join(*devices_of(words.some()))
 
     def mount_scratch(self, words: Words) -> None:
         """An empty disk at its place, which is the payload's user's own."""
