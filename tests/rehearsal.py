@@ -52,7 +52,7 @@ class Rehearsal(Guest):
         return b""
 
     def add_account(self, account: Account) -> None:
-        account.check()
+        pass
 
     def new_folder(self, account: Account) -> bytes:
         self.made.append(tempfile.mkdtemp(prefix="belljar-rehearsal-"))

@@ -159,7 +159,7 @@ def test_a_violation_ends_the_conversation_says_why_and_kills_the_payload(channe
     "bad",
     [
         call(5, "no-such-call"), call(5, "start"), start(5, uid="x"), start(5, window="x"), start(5, umask="y"),
-        start(5, name="a:b"), frame(CALL, 5, b"start\0nonsense"), frame(CALL, 5, b""), start(5, groups=-1), start(5, groups=5000),
+        frame(CALL, 5, b"start\0nonsense"), frame(CALL, 5, b""), start(5, groups=-1), start(5, groups=5000),
     ],
 )  # fmt: skip
 def test_a_call_that_makes_no_sense_is_refused_and_the_conversation_goes_on(channel: socket, bad: bytes) -> None:

@@ -36,7 +36,6 @@ def test_any_content_is_a_word_without_nul_and_comes_back(data: bytes) -> None:
 @pytest.mark.parametrize(
     "file",
     [
-        PlainFile(b"relative/file", b""),
         PlainFile(b"/proc/no/such", b"x"),
         PlainFile(b"/proc/version/below", None),
         PlainFile(b"/dev", b"a folder is there"),

@@ -191,7 +191,7 @@ async def test_what_it_said_last_is_why_it_is_lost(spec: DomainSpec, program: st
         ("unshare: unshare failed: No space left on device", HostError, "user.max_user_namespaces"),
         ("unshare: write failed /proc/self/uid_map: Operation not permitted", HostError, "user namespaces"),
         ("virtiofsd] Error entering sandbox: MountProc(Os { code: 1 })", HostError, "user namespaces"),
-        ("env: 'virtiofsd': Permission denied", HostError, "Correct `qemu.virtiofsd`"),
+        ("env: 'virtiofsd': Permission denied", HostError, "`qemu.virtiofsd` that can be run"),
         ("something new", HostError, "without `virtiofs:`"),
     ],
 )
@@ -350,7 +350,7 @@ async def test_a_clones_devices_are_plugged_in_after_the_load_and_before_it_runs
 async def test_a_disk_grows_when_the_clone_runs_for_newer_qemus_refuse_it_before(folder: Path, is_paused: bool) -> None:
     qemu = PlayedQemu(folder, [])
     try:
-        qemu.domain.go_on("fd:7", lambda _: [("block_resize", {"size": 7}), ("device_add", {"id": "cpu1"})])
+        qemu.domain.go_on("fd:7", lambda _: [("device_add", {"id": "cpu1"}), ("block_resize", {"size": 7})])
         connecting = asyncio.ensure_future(qemu.domain.connect())
         pausing = asyncio.ensure_future(qemu.domain.pause()) if is_paused else None
         await asyncio.sleep(0)
@@ -364,7 +364,7 @@ async def test_a_disk_grows_when_the_clone_runs_for_newer_qemus_refuse_it_before
             "device_add",
             "cont",
             "block_resize",
-            *(["stop"] if is_paused else []),
+            "stop" if is_paused else "cont",
         ]
         for one in then:
             qemu.says({"return": {}, "id": one["id"]})

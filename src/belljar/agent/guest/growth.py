@@ -107,23 +107,15 @@ def hold_back(size: int, held: int, is_clone: bool) -> int:
     large pages that nobody uses; *held* bytes are kept so already. Returns how many bytes of what the guest still counts as its memory
     are so kept. Raises Refused."""
     page, block = meminfo("Hugepagesize"), block_size()
-    if is_clone and block:  # a template's clones may get back what it holds
-        size -= block * put_offline((size - held) // block)
+    for folder in blocks() if is_clone and block else ():  # a template's clones may get back what it holds
+        if size - held >= block and write_quietly(folder + "/state", b"offline"):  # one may hold what cannot be moved
+            size -= block
     pages = int(read_file(HELD)) - -(-held // page) + -(-size // page)
     write_file(HELD, b"%d" % pages, flags=0)
     if int(read_file(HELD)) != pages:
         message = f"the guest does not hold back just the {size >> 20} MiB of memory that were not asked for"
         raise Refused("refused", message)
     return size
-
-
-def put_offline(most: int) -> int:
-    """Take up to so many blocks of memory out of use, the lowest first. Returns how many went; a block may hold what cannot be moved."""
-    count = 0
-    for folder in blocks():
-        if count < most and write_quietly(folder + "/state", b"offline"):
-            count += 1
-    return count
 
 
 def grow_root(size: int) -> None:

@@ -31,8 +31,10 @@ class Mounts:
     def __init__(self) -> None:
         self.mounts: list[bytes] = []
         self.calls: dict[bytes, Callable[[Words], bytes | LongCall | None]] = {
-            b"mount": self.mount, b"prepare": self.prepare_for, b"find_disks": self.find_disks,
-            b"mount_scratch": self.mount_scratch,
+            b"mount": self.mount, b"mount_scratch": self.mount_scratch,
+            # Before a template is saved: what its clones would otherwise each load anew.
+            b"prepare": lambda words: load_filesystem(words.text(), *words.text().split()),
+            b"find_disks": lambda words: join(*devices_of(words.some())),
         }  # fmt: skip
 
     def mount(self, words: Words) -> None:
@@ -47,32 +49,21 @@ class Mounts:
         except OSError as exc:
             if exc.errno == errno.ENODEV:
                 raise Refused("no-filesystem", f"the guest's kernel has no {shown(kind)} file system") from exc
-            raise Refused("refused", f"{shown(target)}: cannot mount the share: {exc.strerror}") from exc
+            raise
         self.mounts.append(target)
-
-    def prepare_for(self, words: Words) -> None:
-        """Before a template is saved: what its clones would otherwise each load anew."""
-        load_filesystem(words.text(), *words.text().split())
-
-    def find_disks(self, words: Words) -> bytes:
-        """The devices of the disks with these serials."""
-        return join(*devices_of(words.some()))
 
     def mount_scratch(self, words: Words) -> None:
         """An empty disk at its place, which is the payload's user's own."""
         device, target = words.next(), checked_target(words.next())
         account = Account(words)
-        try:
-            os.makedirs(target, exist_ok=True)
-            load_filesystem("ext4")
-            flags = libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOATIME
-            libc.mount(device, target, b"ext4", flags, b"noinit_itable,errors=remount-ro")
-            self.mounts.append(target)
-            os.rmdir(target + b"/lost+found")
-            os.chown(target, account.uid, account.gid)
-            os.chmod(target, 0o700)
-        except OSError as exc:
-            raise Refused("refused", f"{shown(target)}: cannot mount the scratch disk: {exc.strerror}") from exc
+        os.makedirs(target, exist_ok=True)
+        load_filesystem("ext4")
+        flags = libc.MS_NOSUID | libc.MS_NODEV | libc.MS_NOATIME
+        libc.mount(device, target, b"ext4", flags, b"noinit_itable,errors=remount-ro")
+        self.mounts.append(target)
+        os.rmdir(target + b"/lost+found")
+        os.chown(target, account.uid, account.gid)
+        os.chmod(target, 0o700)
 
     def release(self) -> None:
         """Unmount all, write everything out."""

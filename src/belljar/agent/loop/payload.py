@@ -72,17 +72,11 @@ class Job:
 def place(files: list[list[bytes]], account: Account, guest: Guest) -> None:
     """Files of a payload, before it starts: path, mode, "u" or "r" (whose), and "f" with the content or "d"."""
     for path, mode, owner, content in files:
-        if not path.startswith(b"/"):
-            raise Refused("refused", f"{shown(path)}: not an absolute path")
-        is_file = content[:1] == b"f"
-        kept = guest.kept.pop(path, -1)
-        is_as_made = kept >= 0 and is_file and (mode, owner) == (b"420", b"r")
-        if is_as_made:
+        if kept := guest.kept.pop(path, 0):
             os.pwrite(kept, with_nul(content[1:]), 0)
-        if kept >= 0:
             os.close(kept)
-        if is_as_made:
             continue
+        is_file = content[:1] == b"f"
         folder = os.path.dirname(path) if is_file else path
         if not os.path.isdir(folder):
             os.makedirs(folder, 0o755)

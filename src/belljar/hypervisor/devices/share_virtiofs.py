@@ -38,17 +38,12 @@ CAPABILITIES = ("sys_admin", "setpcap", "chown", "dac_override", "fowner", "fset
 # VHOST_USER_GET_FEATURES, version 1, without a body: https://qemu-project.gitlab.io/qemu/interop/vhost-user.html
 ANYBODY_THERE = struct.pack("=III", 1, 1, 0)
 WITHOUT = "share the folder without `virtiofs:`."
-NOT_SO = "Share it without `virtiofs:`; see `belljar logs ID --virtiofsd`, docs/jobs/data.md."
 INSTALL = f"Install it (package `virtiofsd` of Debian 13 or EL 9.6); on Debian 12 {WITHOUT}"
-# What virtiofsd, or what starts it, says on stderr before it answers; what to do about it.
-DENIED = r" does not exist$|OpenNewRoot|BindMountSharedDir"
-SWITCHES = "`kernel.unprivileged_userns_clone` or `kernel.apparmor_restrict_unprivileged_userns`"
-NAMESPACES = (
-    f"It takes user namespaces (`sysctl user.max_user_namespaces`, on some systems also {SWITCHES}); or {WITHOUT}"
-)
-HINTS = (
-    (r"^env: |failed to execute", f"Correct `qemu.virtiofsd`, or {WITHOUT}"),
-    (r"unshare|Unshare|uid_map|MountProc|CleanMount|setpriv: apply", NAMESPACES),
+DENIED = r" does not exist$|OpenNewRoot|BindMountSharedDir"  # what it says on stderr before it answers
+SWITCHES = "`kernel.unprivileged_userns_clone`, `kernel.apparmor_restrict_unprivileged_userns`"
+NOT_SO = (
+    "`belljar logs ID --virtiofsd` may say more. It takes a `qemu.virtiofsd` that can be run, and user namespaces"
+    f" (`sysctl user.max_user_namespaces`, on some systems {SWITCHES}); or {WITHOUT}"
 )
 
 
@@ -58,7 +53,7 @@ def find(setting: str) -> str:
     try:
         answer = run([path, "--version"], timeout=QUESTION_TIMEOUT, check=False)
     except CommandFailed as exc:
-        raise HostError(exc.message, hint=HINTS[0][1]) from exc
+        raise HostError(exc.message, hint=NOT_SO) from exc
     line = (answer.out or answer.err).decode(errors="replace").partition("\n")[0].strip()
     version = re.match(r"virtiofsd (\d+)\.(\d+)", line)
     if version is None or (int(version[1]), int(version[2])) < LEAST:
@@ -136,9 +131,7 @@ class FolderServer:
         if re.search(DENIED, words, re.MULTILINE):
             hint = "The payload's user must be able to enter the folder."
             return NotPermitted(f"{share}: access denied to uid {self._uid}", hint=hint)
-        why = last_line(words) or ended(self._child.status or 0)
-        hints = (hint for pattern, hint in HINTS if re.search(pattern, words))
-        return HostError(f"{share}: {why}", hint=next(hints, NOT_SO))
+        return HostError(f"{share}: {last_line(words) or ended(self._child.status or 0)}", hint=NOT_SO)
 
 
 @contextmanager

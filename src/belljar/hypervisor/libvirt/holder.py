@@ -52,7 +52,8 @@ class Holder:
         register = self._connection.domainEventRegisterAny
         register(domain, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._lifecycle, None)
         register(domain, libvirt.VIR_DOMAIN_EVENT_ID_IO_ERROR_REASON, self._disk_error, None)
-        register(domain, libvirt.VIR_DOMAIN_EVENT_ID_REBOOT, self._rebooted, None)
+        reboot = partial(self.tell, "event", "reset", "the guest asked for a reboot")
+        register(domain, libvirt.VIR_DOMAIN_EVENT_ID_REBOOT, lambda *_: reboot(), None)
         stream, terminal = self._connection.newStream(), terminal_of(domain.XMLDesc())
         domain.openChannel(None, stream, 0)
         carry(self._channel, stream.recv, stream.send)
@@ -79,7 +80,9 @@ class Holder:
         except OSError as exc:
             self.tell("refused", str(exc))
         except self._libvirt.libvirtError as exc:
-            self.tell("lost" if is_loss(self._libvirt, exc) else "refused", words_of(exc))
+            # In one line of a sane length.
+            text = " ".join(str(exc.get_error_message() or exc).split())[:1000]
+            self.tell("lost" if is_loss(self._libvirt, exc) else "refused", text)
 
     def tell(self, kind: str, *words: Any) -> None:
         self._control.sendall(json.dumps([kind, *words]).encode() + b"\n")
@@ -94,9 +97,6 @@ class Holder:
 
     def _disk_error(self, _: Any, __: Any, path: str, alias: str, action: int, reason: str, ___: Any) -> None:
         self.tell("event", "disk-full" if reason == "enospc" else "disk-error", reason)
-
-    def _rebooted(self, *_: Any) -> None:
-        self.tell("event", "reset", "the guest asked for a reboot")
 
 
 def carry(line: socket.socket, receive: Callable[[int], bytes], send: Callable[[bytes], int]) -> None:
@@ -149,11 +149,6 @@ def is_loss(libvirt: Any, error: Any) -> bool:
     """Did the way to the daemon fail, and not what was asked for?"""
     domains, codes = (libvirt.VIR_FROM_RPC, libvirt.VIR_FROM_REMOTE), (libvirt.VIR_ERR_NO_CONNECT, libvirt.VIR_ERR_RPC)
     return error.get_error_domain() in domains or error.get_error_code() in codes
-
-
-def words_of(error: Any) -> str:
-    """libvirt's message, in one line of a sane length."""
-    return " ".join(str(error.get_error_message() or error).split())[:1000]
 
 
 def main(*fds: str) -> None:

@@ -290,16 +290,11 @@ class QemuDomain:
             settle(refused, exc)  # `connect` raises it
             self._preliminaries.append((CPU_SLOTS, refused))
             return
-        larger = [command for command in commands if command[0] == RESIZE]
         for command, arguments in commands:
-            if command != RESIZE:
-                self.ask(command, arguments)
-        if larger or not self.is_paused:
-            self._monitor.send("cont")
-        for command, arguments in larger:
+            if command == RESIZE:
+                self._monitor.send("cont")
             self.ask(command, arguments)
-        if larger and self.is_paused:
-            self._monitor.send("stop")
+        self._monitor.send("stop" if self.is_paused else "cont")
 
     def _ended(self, status: int) -> None:
         self._monitor.drain()  # the event that explains the end may have come in the same instant

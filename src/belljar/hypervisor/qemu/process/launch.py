@@ -254,13 +254,6 @@ class Wiring(ExitStack):
         return fd
 
 
-def dead_end() -> int:
-    """A socket without another end: what is sent there is lost. (QEMU has a hub for that, and warns of it in each log.)"""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    ours.close()
-    return theirs.detach()
-
-
 def _backing(path: Path, fd: int) -> Path | None:
     """The file below this one, by its header; None at the base."""
     head = os.pread(fd, 20, 0)
@@ -367,6 +360,9 @@ def plug(launch: Launch, wires: Wiring, ends: Mapping[str, socket.socket], firmw
     if spec.nic and spec.nic.fd >= 0:
         launch.network = wires.lend(spec.nic.fd)
     elif spec.nic and spec.nic.mode is NetworkMode.NONE:
-        launch.network = wires.take(dead_end())
+        # A socket without another end: what is sent there is lost. (QEMU has a hub for that, and warns of it in each log.)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        ours.close()
+        launch.network = wires.take(theirs.detach())
     if resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY:  # it counts the stacks of threads
         launch.workers = FEW_WORKERS
