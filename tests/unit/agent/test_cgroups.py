@@ -8,7 +8,6 @@ import pytest
 
 from belljar.agent.guest import guest
 from belljar.agent.guest.guest import Guest
-from belljar.agent.guest.system import libc
 
 
 def test_payloads_come_before_the_services_of_the_guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,15 +19,3 @@ def test_payloads_come_before_the_services_of_the_guest(tmp_path: Path, monkeypa
     assert Guest()._make_cgroup() == f"{tmp_path}/belljar"
     assert (tmp_path / "belljar/cpu.weight").read_text() == "1000"
     assert int((tmp_path / "belljar/memory.max").read_text()) > 0
-
-
-def test_where_the_guest_uses_version_1_its_payloads_have_version_2_for_themselves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mounted = []
-    monkeypatch.setattr(guest, "CGROUPS", str(tmp_path / "version 1"))
-    monkeypatch.setattr(guest, "RUN", str(tmp_path))
-    monkeypatch.setattr(libc, "mount", lambda *words: mounted.append(words[1:3]))
-    group = Guest()._make_cgroup()
-    assert group == f"{tmp_path}/cgroup/belljar" and Path(group).is_dir()
-    assert mounted == [(f"{tmp_path}/cgroup".encode(), b"cgroup2")]
