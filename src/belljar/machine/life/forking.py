@@ -47,7 +47,7 @@ async def check(services: Services, life: Lifecycle, running: Running, count: in
         (machine.shares, "it has shared folders, which stay its own"),
         (machine.devices, "it has devices of this host, which stay its own"),
         (uncloned, uncloned),
-        (running.checkpoint, "it goes on from a checkpoint"),
+        (life.checkpoint, "it goes on from a checkpoint"),
         (names, f"it has further disks ({names}), which are not copied"),
         (outlasts, "its disk is to outlast it or a reboot, and a fork divides it"),
     )

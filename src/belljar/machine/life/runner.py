@@ -124,7 +124,7 @@ class Runner:
                 raise errors.CheckpointUnfit(f"{checkpoint.folder}: {exc.message}") from exc
             life.note(restarts=checkpoint.restarts + 1)
             life.record.tell("restored", folder=str(checkpoint.folder))
-            life.checkpoint = self.running.checkpoint = checkpoint
+            life.checkpoint = checkpoint
         elif complaints:
             complaints.append(f"no checkpoint in {folder} is whole: the command began anew")
         for complaint in complaints:

@@ -25,7 +25,6 @@ from belljar.machine.states import CLASSES
 from belljar.model import Cause, Payload, PlainFile, RunPayload, StdinKind
 
 if TYPE_CHECKING:
-    from belljar.machine.checkpoints import Checkpoint
     from belljar.machine.planning.boot_plan import Plan
 
 LONGEST_COLLECTING = 30.0  # seconds for all of it
@@ -42,7 +41,6 @@ class Running:
         self.forking = asyncio.Lock()  # one fork at a time
         self.forks = 0  # how many there were
         self.plan: Plan | None = None  # how it was started
-        self.checkpoint: Checkpoint | None = None  # what it goes on from
         self.checkpoints: dict[Path, Lock] = {}  # folders that are its own, to its end
         self.clear()
 
