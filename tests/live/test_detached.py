@@ -163,7 +163,7 @@ def test_a_deadline_is_moved_and_the_guest_is_told(belljar: Belljar) -> None:
     assert belljar("wait", id, "--timeout", str(LONGEST)).returncode == 128 + signal.SIGTERM
     assert ledger(belljar)[0]["cause"] == "walltime" and belljar.leftovers() == []
     late = belljar("extend", id, "1h")
-    assert late.returncode == 125 and b"has ended" in late.stderr
+    assert late.returncode == 125 and b"is not running" in late.stderr
 
 
 # -- what programs use -------------------------------------------------------------------------------------------------

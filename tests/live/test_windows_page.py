@@ -47,7 +47,7 @@ def test_own_work_runs_and_what_the_page_calls_refused_is_refused(
 ) -> None:
     for words, why in (
         (("--context", "ramdisk"), "no kernel that belljar can start"),
-        (("--start", "clone"), "waited 2 s for the agent"),
+        (("--start", "clone"), "waited 2 s for the template's agent"),
     ):
         done = belljar.run("--image", windows, *words, "--", "cmd", env={"BELLJAR_QEMU_BOOT_TIMEOUT": "2"})
         assert done.returncode == 125 and why in done.stderr.decode(), done.stderr

@@ -121,12 +121,12 @@ def test_a_hostile_qcow2_is_refused_before_anything_opens_it(belljar: Belljar, t
     refused(belljar, tmp_path, str(disk), says)
 
 
-@pytest.mark.parametrize("what", ["an ISO without a kernel", "a name in JSON", "a bomb", "a table that lies"])
+@pytest.mark.parametrize("what", ["a disc without a boot loader", "a name in JSON", "a bomb", "a table that lies"])
 def test_what_is_no_image_is_refused_with_its_name(belljar: Belljar, tmp_path: Path, what: str) -> None:
     disk = tmp_path / "disk"
-    if what == "an ISO without a kernel":
+    if what == "a disc without a boot loader":
         disk.write_bytes(bytes(0x8001) + b"CD001" + bytes(1 << 20))
-        refused(belljar, tmp_path, str(disk), "an installation disc")
+        refused(belljar, tmp_path, str(disk), "no boot loader")
     elif what == "a name in JSON":
         refused(belljar, tmp_path, 'json:{"driver":"file","filename":"/etc/shadow"}', "no readable file")
     elif what == "a bomb":

@@ -309,7 +309,7 @@ def test_a_signed_disk_that_opens_other_files_is_refused_all_the_same(site: Site
     "wrong",
     [
         {"virtual_size": -1}, {"virtual_size": "16"}, {"sizes": {"disk.qcow2": -1}}, {"sizes": {"disk.qcow2": "16"}}, {"digest": "base"}, {"append": "a\nb"}, {"append": 1}, {"os": None}, {"sizes": {}}, {"sizes": []},
-        {"facts": {"context": "root"}}, {"facts": {"use_firmware": "x"}}, {"facts": {"firmware": ["x"]}}, {"facts": {"x": {"y": 1}}},
+        {"facts": {"context": "root"}}, {"facts": {"use_firmware": "x"}}, {"facts": {"firmware": ["x"]}}, {"facts": {"x": {"y": 1}}}, {"facts": {"least_memory": "x"}},
         {"facts": []}, {"more": 1},
     ],
 )  # fmt: skip

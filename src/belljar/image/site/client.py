@@ -197,6 +197,8 @@ def _offer(source: Source, updater: Updater, name: str, role: str) -> Offer:
     items = [item for fact in facts.values() for item in (fact if isinstance(fact, list) else [fact])]
     if not all(isinstance(item, (str, int)) for item in items) or not f"{image.append}{image.os}".isprintable():
         raise ValueError("a fact that is not text or a number, or a text of several lines")
+    if not isinstance(facts.get("least_memory", 0), int):
+        raise ValueError("least_memory is not a number")
     Context(facts.get("context", "auto"))
     if "warm" in facts:
         read_recipe(str(facts["warm"]))

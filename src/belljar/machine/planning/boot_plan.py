@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from belljar.context import Chosen
-from belljar.errors import BadOption, BelljarError, BootFailed, BootTimeout, PrepareFailed, TemplateError
+from belljar.errors import BadOption, BelljarError, BootFailed, BootTimeout, PrepareFailed, TemplateError, UnsafeFolder
 from belljar.guest import Streams
 from belljar.hints import TYPE_CHECKING
 from belljar.host.threads import in_thread
@@ -74,7 +74,7 @@ class Planner:
             return await self._with_disk(replace(plan, reason="asked for"))
         try:
             plan = await self._from_template(plan)
-        except (BootTimeout, BootFailed, PrepareFailed):
+        except (BootTimeout, BootFailed, PrepareFailed, UnsafeFolder):
             raise
         except BelljarError as refusal:
             if self.must_clone:
