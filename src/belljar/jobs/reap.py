@@ -31,17 +31,16 @@ LOCK_TIMEOUT = 10.0
 
 @dataclass(frozen=True)
 class Owned:
-    """A live machine of a batch job, or a device, and whose it is; None: our own."""
+    """A live machine of a batch job, or a device that is bound for one, and whose it is; None: our own."""
 
     user: User | None
-    id: str
+    id: str  # a device's is its address
     live: Live
-    device: str = ""  # no machine: a device of this address is bound for the job
 
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a machine, or of a thing that was one's, and why it could not be cleared away."""
+    """What became of a machine or a device, or of a thing that was a machine's, and why it could not be cleared away."""
 
     user: str  # "": our own
     machine: str
@@ -54,13 +53,12 @@ def reap(runtime: Runtime, systems: Collection[str], *, dry: bool) -> tuple[list
     """Finish what dead supervisors left, and end machines whose job these systems do not know any more. Returns what was
     done, and who could not be asked."""
     rows, machines, trouble = look(runtime, dry=dry)
-    machines += bound(runtime, rows, dry=dry)
     ours = [machine for machine in machines if machine.live.system in systems]
-    answers = dict[str, Answer]()
-    for name in sorted({machine.live.system for machine in ours}):
-        answers[name] = ask(batch.load(name).dialect, runner(runtime, name))
-        if answers[name].living is None:
-            trouble.append(f"{name} cannot be asked, its machines are left alone: {answers[name].trouble}")
+    asked = sorted({machine.live.system for machine in ours})
+    answers = {name: ask(batch.load(name).dialect, runner(runtime, name)) for name in asked}
+    for name, answer in answers.items():
+        if answer.living is None:
+            trouble.append(f"{name} cannot be asked, its machines are left alone: {answer.trouble}")
     if ours:
         decision = judge(runtime, [machine.live for machine in ours], answers, dry=dry)
         concerned = (*decision.to_end, *decision.waiting)
@@ -91,42 +89,23 @@ def remembered(path: Path) -> dict[str, float]:
 
 def result(runtime: Runtime, machine: Owned, decision: Decision, *, dry: bool) -> Row:
     """What became of it; ends the machine where that was decided."""
-    live, owner = machine.live, machine.user.name if machine.user else ""
-    job, error = ", ".join(f"{live.system}:{id}" for id in sorted(live.jobs)[:3]), ""
+    live, owner, what, error = machine.live, machine.user.name if machine.user else "", "would be ended", ""
     if live.key not in decision.to_end:
         what = f"job unknown; ended when it is so in {runtime.settings.batch.gone_after:g} s again"
-    elif dry:
-        what = "would be ended"
-    else:
-
-        def end(theirs: Runtime) -> str:
-            if machine.device:
-                return "device given back" if devices.bindings(theirs).release([machine.device]) else "gone"
-            views = [view for view in theirs.machines.list() if view.id == machine.id]
-            return "ended" if all(theirs.reaper.end(view) for view in views) else "does not go away"
-
+    elif not dry:
         try:
+            end = partial(_end, machine.id)
             what = str(asked_as(runtime, machine.user, end, timeout=USER_TIMEOUT, what="end a machine"))[:80]
         except BelljarError as exc:
             what, error = "not ended", exc.message
-    return Row(owner, machine.id, what, job, error)
+    return Row(owner, machine.id, what, ", ".join(f"{live.system}:{id}" for id in sorted(live.jobs)[:3]), error)
 
 
-def bound(runtime: Runtime, rows: list[Row], *, dry: bool) -> list[Owned]:
-    """The devices that are bound for batch jobs. Those that somebody was killed over are given back, unless *dry*."""
-    bindings = devices.bindings(runtime)
-    for binding in bindings.left():
-        what, error = "device half bound", ""
-        try:
-            what = what if dry or not bindings.release([binding.address]) else "device given back"
-        except BelljarError as exc:
-            error = exc.message
-        rows.append(Row("", "", what, binding.address, error))
-    jobs = ((it.address, *it.job.partition(":")) for it in bindings.all())
-    return [
-        Owned(None, "", Live(f"device/{address}", system, frozenset({job})), address)
-        for address, system, _, job in jobs if system in batch.names()
-    ]  # fmt: skip
+def _end(id: str, runtime: Runtime) -> str:
+    if devices.bindings(runtime).release([id]):  # no machine, but the address of a device
+        return "device given back"
+    views = [view for view in runtime.machines.list() if view.id == id]
+    return "ended" if all(runtime.reaper.end(view) for view in views) else "does not go away"
 
 
 # -- looking -------------------------------------------------------------------------------------------------------------
@@ -134,15 +113,15 @@ def bound(runtime: Runtime, rows: list[Row], *, dry: bool) -> list[Owned]:
 
 @dataclass(frozen=True)
 class Seen:
-    """What is seen as one user: what dead supervisors left, and live machines with the names of their jobs."""
+    """What is seen as one user: what dead supervisors left, and live machines and bound devices with the names of their jobs."""
 
     left: tuple[tuple[str, str, str, str], ...]
     machines: dict[str, tuple[str, ...]]
 
 
 def look(runtime: Runtime, *, dry: bool) -> tuple[list[Row], list[Owned], list[str]]:
-    """What dead supervisors left, finished unless *dry*, and the live machines of batch jobs, for root of every user; and
-    who could not be asked."""
+    """What dead supervisors left, finished unless *dry*, and the live machines and devices of batch jobs, for root of every
+    user; and who could not be asked."""
     rows, machines, trouble = list[Row](), list[Owned](), list[str]()
     for user in (None, *users_of(runtime)):
         owner = user.name if user else ""
@@ -161,19 +140,23 @@ def _look(runtime: Runtime, *, dry: bool) -> dict[str, Any]:
     """A `Seen` in JSON; runs as the machines' owner."""
     from belljar.machine.outside.registry import jobs_of
 
-    left = runtime.reaper.leftovers() if dry else runtime.reaper.full()
+    bindings, left = devices.bindings(runtime), runtime.reaper.leftovers() if dry else runtime.reaper.full()
+    rows = [(undone.machine, undone.what, undone.path, undone.error) for undone in left]
+    for binding in bindings.left():  # somebody was killed over it
+        what, error = "device half bound", ""
+        try:
+            what = what if dry else _end(binding.address, runtime)
+        except BelljarError as exc:
+            error = exc.message
+        rows.append(("", what, binding.address, error))
     jobs = {view.id: sorted(jobs_of(view))[:8] for view in runtime.machines.list() if view.alive}
-    return {
-        "left": [(undone.machine, undone.what, undone.path, undone.error) for undone in left],
-        "machines": {id: names for id, names in jobs.items() if names},
-    }
+    return {"left": rows, "machines": jobs | {binding.address: [binding.job] for binding in bindings.all()}}
 
 
 def _owned(seen: Seen, user: User | None) -> Iterator[Owned]:
     """A user's word about that user's machines, as far as it makes sense."""
     for id, names in seen.machines.items():
         pairs = [(system, job) for system, _, job in (name[:200].partition(":") for name in names) if job]
-        system = next((system for system, _ in pairs if system in batch.names()), None)
-        if system is not None:
+        if system := next((system for system, _ in pairs if system in batch.names()), ""):
             jobs = frozenset(job for other, job in pairs if other == system)
             yield Owned(user, id, Live(f"{user.uid if user else ''}/{id}", system, jobs))

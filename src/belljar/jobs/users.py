@@ -44,8 +44,7 @@ def reach(runtime: Runtime, reference: str) -> tuple[Runtime, MachineView]:
     users = users_of(runtime)
     if not users:
         return runtime, runtime.machines.find(reference)
-    owner, slash, rest = reference.partition("/")
-    name = rest if slash else reference
+    owner, _, name = reference.rpartition("/")
 
     def look(theirs: Runtime) -> list[object]:
         with suppress(NoSuchMachine):
@@ -55,7 +54,7 @@ def reach(runtime: Runtime, reference: str) -> tuple[Runtime, MachineView]:
 
     fits = list[tuple[User | None, str, bool]]()
     for user in (*users, None):
-        if not slash or owner in _names(user):
+        if not owner or owner in _names(user):
             with suppress(CommandFailed):
                 match asked_as(runtime, user, look, what="look for a machine"):
                     case [str(id), bool(alive)]:
@@ -67,11 +66,10 @@ def reach(runtime: Runtime, reference: str) -> tuple[Runtime, MachineView]:
     if not chosen:
         raise NoSuchMachine(f"{reference}: no machine of this id or name, of any user of this node")
     user, id, _ = chosen[0]
-    if user is None:
-        return runtime, runtime.machines.find(id)
-    become(user.with_groups())
-    theirs = runtime.of_user(user.uid, user.home)
-    return theirs, theirs.machines.find(id)
+    if user is not None:
+        become(user.with_groups())
+        runtime = runtime.of_user(user.uid, user.home)
+    return runtime, runtime.machines.find(id)
 
 
 def _names(user: User | None) -> tuple[str, str]:
