@@ -14,7 +14,6 @@ import signal
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import partial
 
 from belljar.guest import BytesSource, Streams
 from belljar.guest.stdio import FdSink, FdSource
@@ -46,9 +45,9 @@ class StoppableLoop(asyncio.SelectorEventLoop):
     longer than asked for is left out whole: a deadline may come later by one such wait, never earlier."""
 
     def __init__(self) -> None:
-        self.stopped = 0.0
-        self.woke = time.monotonic()
-        super().__init__(_Waits(self))
+        self.stopped, self.woke = 0.0, time.monotonic()
+        super().__init__(selector := selectors.DefaultSelector())
+        self._wait, selector.select = selector.select, self._select  # type: ignore[method-assign]
 
     def time(self) -> float:
         return super().time() - self.stopped
@@ -61,22 +60,15 @@ class StoppableLoop(asyncio.SelectorEventLoop):
         self.stopped += end - begin
         self.woke = end
 
-
-class _Waits(selectors.DefaultSelector):
-    """Notices waits, and work between two waits, that took longer than they can have."""
-
-    def __init__(self, loop: StoppableLoop) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        loop, begin = self._loop, time.monotonic()
-        if begin - loop.woke > UNLIKELY:
-            loop.leave_out(loop.woke, begin)
-        events = super().select(timeout)
-        loop.woke = end = time.monotonic()
+    def _select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Notices waits, and work between two waits, that took longer than they can have."""
+        begin = time.monotonic()
+        if begin - self.woke > UNLIKELY:
+            self.leave_out(self.woke, begin)
+        events = self._wait(timeout)
+        self.woke = end = time.monotonic()
         if timeout is not None and end - begin > max(timeout, 0.0) + UNLIKELY:
-            loop.leave_out(begin, end)
+            self.leave_out(begin, end)
         return events
 
 
@@ -96,9 +88,14 @@ def attend(
     """Keep the machine to its end, with this process's signals, and its own streams where no others are given. *stdin*
     replaces descriptor 0. *alone*: signals but TERM go to the payload's first process, not to its group. When TERM does
     not follow a *notice* in time, it is assumed. *tie*: a descriptor; when its other end is closed, the machine is
-    stopped. *claimed* is called once it is claimed. *checkpoints* hears the signals first."""
+    stopped. *claimed* is called once it is claimed. *checkpoints* hears the signals first. Raises InputMissing, BadOption."""
     payload = request.work.payload if isinstance(request.work, RunPayload) and streams is None else None
-    further = (*secrets_of(request), *([checkpoints.output] if checkpoints else []))
+    further: list[Extra] = [checkpoints.output] if checkpoints else []
+    if request.machine.secrets:
+        from belljar.jobs.reach import value_of
+        from belljar.machine.extras.secrets import Secrets
+
+        further.append(Secrets([(it, value_of(it)) for it in request.machine.secrets]))
 
     async def keep(loop: StoppableLoop) -> Outcome:
         try:
@@ -109,8 +106,8 @@ def attend(
                 ours = streams or (streams_of(payload) if payload else Streams(None, None, None))
                 if stdin is not None:
                     ours = replace(ours, stdin=BytesSource(stdin))
-                keep_it = partial(runtime.supervisor().keep, request, ours, orders, further, claimed=claimed)
-                return await (keep_it() if checkpoints is None else first(keep_it(), checkpoints.mind()))
+                keeping = runtime.supervisor().keep(request, ours, orders, further, claimed=claimed)
+                return await (keeping if checkpoints is None else first(keeping, checkpoints.mind()))
         finally:
             if notice is not None:  # a system that announces the end again is not to kill a job that has ended
                 signal.pthread_sigmask(signal.SIG_BLOCK, {notice[0]})
@@ -122,16 +119,6 @@ def look_at_tie(loop: StoppableLoop, tie: int, orders: Orders) -> None:
     if not os.read(tie, 1 << 12):  # what is written there means nothing
         loop.remove_reader(tie)
         orders.give(Stop())
-
-
-def secrets_of(request: Request) -> tuple[Extra, ...]:
-    """Read by the process that keeps the machine. Raises InputMissing, BadOption."""
-    if not request.machine.secrets:
-        return ()
-    from belljar.jobs.reach import value_of
-    from belljar.machine.extras.secrets import Secrets
-
-    return (Secrets([(it, value_of(it)) for it in request.machine.secrets]),)
 
 
 def build_template(runtime: Runtime, request: Request, *, exact: bool, streams: Streams | None = None) -> Template:
@@ -160,15 +147,15 @@ class Announced(Orders):
 
     def give(self, order: Order) -> None:
         """Pass it on. TERM that comes after all, when it was given up, is not a second one."""
-        is_end = isinstance(order, Signal) and order.number == signal.SIGTERM
-        if is_end and self._is_lost:
+        number = order.number if isinstance(order, Signal) else None
+        if number == signal.SIGTERM and self._is_lost:
             self._is_lost = False
             return
-        if is_end:
+        if number == signal.SIGTERM:
             self._is_given = True
             if self._due is not None:
                 self._due.cancel()
-        elif isinstance(order, Signal) and order.number == self._number and self._due is None and not self._is_given:
+        elif number == self._number and self._due is None and not self._is_given:
             self._due = self._loop.call_later(self._seconds + LATE, self._end)
         self._orders.give(order)
 
@@ -222,12 +209,12 @@ async def suspend(loop: StoppableLoop, orders: Orders, terminal: RawTerminal | N
         async with asyncio.timeout(PAUSE_LIMIT):
             await done.wait()
     if terminal is not None:
-        terminal.restore()
+        terminal.__exit__()
     begin = time.monotonic()
     os.kill(os.getpid(), signal.SIGSTOP)
     loop.leave_out(begin, time.monotonic())
     if terminal is not None:
-        terminal.enter()
+        terminal.__enter__()
         tell_size(orders)  # of a change while we were stopped only those in the foreground were told
 
 
@@ -241,22 +228,15 @@ class RawTerminal:
 
     def __enter__(self) -> RawTerminal:
         import termios
-
-        self._before: list[Any] = termios.tcgetattr(0)
-        self.enter()
-        return self
-
-    def enter(self) -> None:
-        import termios
         import tty
 
+        self._before: list[Any] = termios.tcgetattr(0)
         tty.setraw(0, termios.TCSADRAIN)
+        return self
 
-    def restore(self, *_: object) -> None:
-        """Give it back as it was. Restoring twice, or a terminal that is gone, is fine."""
+    def __exit__(self, *_: object) -> None:
+        """Give it back as it was. A terminal that is gone is fine."""
         import termios
 
         with suppress(termios.error):
             termios.tcsetattr(0, termios.TCSADRAIN, self._before)
-
-    __exit__ = restore

@@ -154,14 +154,12 @@ def with_user_data(
     url = template if template.startswith(SCHEMES) else ""
     image = runtime.images.resolve(request.machine.image)
     base = BASE_URL if has_metadata(with_data(b""), settings.metadata) else ""
-    has_files = isinstance(request.work, RunPayload)
+    place = base or ("/etc" if isinstance(request.work, RunPayload) else "")
     about = About(
         uuid=guest_uuid(request.id), hostname=f"belljar-{request.id}", machinetype=request.name or request.machine.image,
         manager=f"belljar {__version__}", manager_hostname=os.uname().nodename, space=settings.space, site=settings.site,
-        url=url, image_url=image.source if image.source.startswith(SCHEMES) else "",
-        machinefeatures=f"{base}/machinefeatures" if base else "/etc/machinefeatures" if has_files else "",
-        jobfeatures=f"{base}/jobfeatures" if base else "/etc/jobfeatures" if has_files else "",
-        joboutputs=f"{base}/joboutputs" if base else "",
+        url=url, image_url=image.source if image.source.startswith(SCHEMES) else "", joboutputs=base and f"{base}/joboutputs",
+        **{name: place and f"{place}/{name}" for name in ("machinefeatures", "jobfeatures")},
     )  # fmt: skip
     options, files = dict[str, bytes](), dict[str, bytes]()
     for option, words, values in (("option", named_options, options), ("file", named_files, files)):
@@ -178,17 +176,15 @@ def with_user_data(
 
 
 def _read(place: str, option: str, runtime: Runtime | None = None) -> bytes:
-    """A file of at most a MiB, or what a pipe or an http server says."""
-    from belljar.context.userdata import LARGEST, check_size
+    """A file, or what a pipe or an http server says: of more than a MiB, a byte more than that, which is refused later."""
+    from belljar.context.userdata import LARGEST
     from belljar.image.intake.fetch import small_file
 
     try:
         if runtime is not None and place.startswith(SCHEMES):
             return small_file(place, LARGEST, patience=runtime.settings.image.stall_timeout)
-        data = read_named(place, LARGEST)
+        return read_named(place, LARGEST)
     except ImageTooLarge as exc:
         raise BadOption(f"{option} {exc.message}") from exc
     except OSError as exc:
         raise BadOption(f"{option} {place}: {exc.strerror}") from exc
-    check_size(data, place)
-    return data
