@@ -216,7 +216,7 @@ class Node:
         job = f"slurm:{number}"
         report = node.report_of(batch_hooks.finish(runtime, job), job)
         assert report is not None, f"no record of job {number}"
-        batch_hooks.account(load("slurm").dialect, NODE, report, runtime)
+        list(batch_hooks.account(load("slurm").dialect, NODE, report, runtime))
         return report.klass
 
     def _output(self) -> bytes:

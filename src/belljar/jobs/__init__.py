@@ -39,7 +39,7 @@ def size(count: int) -> str:
     return f"{amount:.3g} TiB"
 
 
-def complain(message: str, hint: str) -> None:
+def complain(message: str, hint: str = "") -> None:
     """Say on stderr what went wrong and what to do next."""
     with suppress(OSError):  # where nothing can be told, the exit code still tells
         for text in message.splitlines() or [""]:

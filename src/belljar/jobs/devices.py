@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.errors import HostError
+from belljar.errors import BadSetting, HostError
 from belljar.findings import Finding, expect, fail, ok, warn
 from belljar.host.devices.binding import DRIVER, GROUPS, IOMMU, Bindings, is_loaded, obstacle, open_group
 from belljar.host.devices.pci import Device, Site, class_of, read
@@ -76,10 +76,14 @@ def findings(site: Site, root: Path = ROOT) -> Iterator[Finding]:
             yield warn(device.address, exc.message.removeprefix(f"{device.address}: "), exc.hint)
 
 
-def of_job(given: Mapping[str, Sequence[str]], site: Site, title: str, root: Path = ROOT) -> tuple[str, ...]:
+def of_job(given: Mapping[str, Sequence[str]], runtime: Runtime, title: str, root: Path = ROOT) -> tuple[str, ...]:
     """The addresses of what the batch system gave by class and by its own names: the site's `ids`, or the number in the order of
     addresses. Other resources than the site's classes are no devices. Raises HostError: a job never runs without what it was given."""
-    addresses, classes, known = list[str](), {class_.name: class_ for class_ in site}, read(root).values()
+    try:
+        addresses, classes = list[str](), {class_.name: class_ for class_ in runtime.devices}
+    except BadSetting as exc:
+        raise HostError(exc.message, hint="The site has to correct devices.toml.") from exc
+    known = read(root).values()
     if "gpu" in given and "gpu" not in classes:
         raise HostError(f"{title} gave the job a GPU, and devices.toml has no class gpu", hint=MATCH)
     for name in given.keys() & classes.keys():

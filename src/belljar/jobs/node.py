@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 TEST_TIMEOUT = 300.0  # seconds for the self-check's machine: it may have to boot a template first
 KEPT_FOLDER = 0o700
+LAUNCHERS = "libexec"  # below a prefix: a folder for each system
 OUR_WORD = "belljar"  # begins every reason of ours
 
 
@@ -39,14 +41,9 @@ def runner(runtime: Runtime, system: str) -> Run:
 
 def client_of(runtime: Runtime, system: str) -> Client:
     """By the list that `batch install` made. Without one, by PATH: then a person asks."""
-    launcher = runtime.commands or folder_of(system, own_prefix()) / "belljar"
+    launcher = runtime.commands or own_prefix() / LAUNCHERS / system / "belljar"
     known = client.read(client.path_of(launcher), system)
     return known or client.find(system, batch.load(system).site.needs, None, os.environ)
-
-
-def folder_of(system: str, prefix: Path) -> Path:
-    """Where `batch install` puts the launchers of a system, and all that belongs to them."""
-    return prefix / "libexec" / system
 
 
 def own_prefix() -> Path:
@@ -173,20 +170,19 @@ def tester() -> User:
     return user_of("nobody").with_groups()
 
 
-def without_template(runtime: Runtime) -> list[str]:
+def without_template(runtime: Runtime) -> Iterator[str]:
     """Images of the site's jobs of which root has no template that serves all users. Raises BelljarError."""
     settings = runtime.settings
     serves = settings.qemu.site_templates and settings.paths.site_store is None and os.geteuid() == 0
     if not serves or settings.machine.hypervisor != "qemu" or settings.machine.start is Start.COLD:
-        return []
+        return
     kinds = [share_kind(share.kind).name for share in of_site(settings.batch.shares)]
     templates = [template.facts for template in runtime.hypervisor.templates() if template.grows]
     there = {facts["image_digest"] for facts in templates if facts.get("shares", []) == kinds}
-    lacking = list[str]()
     for name in policy.images_of(settings.batch) or [settings.image.default]:
-        with suppress(BelljarError):  # an image that is not here
-            lacking += [name] if runtime.images.resolve(name).digest not in there else []
-    return lacking
+        with suppress(BelljarError):  # one that is not here
+            if runtime.images.resolve(name).digest not in there:
+                yield name
 
 
 def self_check(runtime: Runtime, image: str, start: Start | None = None, shares: tuple[Share, ...] = ()) -> Outcome:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import time
 from contextlib import suppress
@@ -95,28 +96,22 @@ def understood(runtime: Runtime) -> tuple[errors.BelljarError | None, bool]:
 
 def surroundings(words: list[str]) -> Surroundings:
     """This process's own. Options of the redirect may come as one word: that is how the kernel passes a `#!` line."""
-    options: dict[str, str] = {}
-    rest = list(words)
-    while rest and rest[0].startswith("--"):
-        word = rest.pop(0)
-        if word == "--":
-            break
+    options, rest = dict[str, str](), list(words)
+    while rest and rest[0].startswith("--") and (word := rest.pop(0)) != "--":
         for option in word.split():
-            name, equals, value = option.partition("=")
-            if not (equals and name.startswith("--") and len(name) > 2):
+            if (found := re.fullmatch("--([^=]+)=(.*)", option)) is None:
                 raise errors.BadOption(f"{option}: not of the form --WORD=VALUE")
-            options[name[2:]] = value
+            options[found[1]] = found[2]
     return Surroundings(
-        argv=tuple(os.fsencode(word) for word in rest), env=environment(), cwd=_cwd(), uid=os.geteuid(), gid=os.getegid(),
-        groups=tuple(os.getgroups()), options=options, stdin=_stdin, read=_read,
+        argv=tuple(map(os.fsencode, rest)), env=environment(), cwd=os.readlink(b"/proc/self/cwd"), uid=os.geteuid(),
+        gid=os.getegid(), groups=tuple(os.getgroups()), options=options, stdin=_stdin, read=_read,
     )  # fmt: skip
 
 
 def environment() -> tuple[tuple[bytes, bytes], ...]:
     """The variables this process was started with, in their order: Python may have changed its own copy."""
     with open("/proc/self/environ", "rb") as file:
-        words = file.read().split(b"\0")
-    pairs = (word.partition(b"=") for word in words if word)
+        pairs = (word.partition(b"=") for word in file.read().split(b"\0") if word)
     return tuple((name, value) for name, _, value in pairs)
 
 
@@ -126,13 +121,6 @@ def clear_environment(here: Surroundings) -> None:
     kept = {name: here.var(name) for name in names if name in KEPT or name.startswith("BELLJAR_")}
     os.environ.clear()
     os.environ.update({"PATH": SEARCH_PATH, **kept})
-
-
-def _cwd() -> bytes:
-    try:
-        return os.getcwdb()
-    except FileNotFoundError:
-        return b"/"
 
 
 def _stdin() -> bytes:
@@ -184,26 +172,22 @@ def become(here: Surroundings, job: Job, runtime: Runtime) -> int:
 
 def ignored_by_parent() -> int:
     """The signals that our parent ignores, as a mask: Python does not say which were ignored when it began."""
-    try:
-        with open(f"/proc/{os.getppid()}/status", "rb") as file:
-            return next((int(line.split()[1], 16) for line in file if line.startswith(b"SigIgn:")), 0)
-    except OSError:
-        return 0
+    with suppress(OSError), open(f"/proc/{os.getppid()}/status", "rb") as file:
+        return next(int(line.split()[1], 16) for line in file if line.startswith(b"SigIgn:"))
+    return 0
 
 
 def execute(path: bytes, argv: list[bytes], here: Surroundings) -> NoReturn:
     """As execvp: the first of that name in the job's PATH; the shell for a script without a first line."""
-    folders = os.fsencode(here.var("PATH")).split(b":") if b"/" not in path else [b""]
-    trouble: OSError | None = None
-    for folder in folders:
-        candidate = os.path.join(folder, path)
+    trouble = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+    for folder in os.fsencode(here.var("PATH")).split(b":") if b"/" not in path else [b""]:
         try:
-            _execve(candidate, argv, here)
+            _execve(candidate := os.path.join(folder, path), argv, here)
         except OSError as exc:
             if exc.errno == errno.ENOEXEC:
                 _execve(b"/bin/sh", [b"/bin/sh", candidate, *argv[1:]], here)
-            trouble = exc if trouble is None or exc.errno != errno.ENOENT else trouble
-    raise trouble if trouble is not None else FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            trouble = trouble if exc.errno == errno.ENOENT else exc
+    raise trouble
 
 
 def _execve(path: bytes, argv: list[bytes], here: Surroundings) -> NoReturn:
@@ -265,11 +249,14 @@ def make_request(
     from belljar.jobs.shares import of_site
     from belljar.jobs.starting import kind, usual
 
-    settings, shares = runtime.settings, tuple[Share, ...]()
+    settings, system, shares, devices = runtime.settings, batch.load(job.system), tuple[Share, ...](), tuple[str, ...]()
     if checkpoints is None:
-        missing = "batch.shares: {}: no such folder on this node"
-        shares = of_site(settings.batch.shares, lambda it: complain(missing.format(it), ""))
-    devices = devices_of(here, batch.load(job.system), runtime)
+        shares = of_site(settings.batch.shares, lambda it: complain(f"batch.shares: {it}: no such folder on this node"))
+    env = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in here.env}
+    if given := system.dialect.devices(env):
+        from belljar.jobs.devices import of_job
+
+        devices = tuple(f"pci:{address}" for address in of_job(given, runtime, system.title))
     caller = Caller(
         account=own(), umask=umask(), rlimits=rlimits(), stdio=(kind(0), kind(1), kind(2)),
         machine=MachineSpec(image, shares=shares, devices=devices, **usual(settings.machine)), terminal=os.isatty(0) and os.isatty(1),
@@ -277,19 +264,6 @@ def make_request(
     )  # fmt: skip
     request = build(here, job, caller, settings.batch, time.time())
     return checkpoints.asked(request) if checkpoints else request
-
-
-def devices_of(here: Surroundings, system: batch.System, runtime: Runtime) -> tuple[str, ...]:
-    """Those that the job's system gave it. Raises HostError where these are not known: it never runs without."""
-    env = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in here.env}
-    if not (given := system.dialect.devices(env)):
-        return ()
-    from belljar.jobs.devices import of_job
-
-    try:
-        return tuple(f"pci:{address}" for address in of_job(given, runtime.devices, system.title))
-    except errors.BadSetting as exc:
-        raise errors.HostError(exc.message, hint="The site has to correct devices.toml.") from exc
 
 
 # -- the end -------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.fakes import sysfs
@@ -95,23 +97,28 @@ def test_ids_that_are_not_as_many_as_the_devices_are_a_mistake(tmp_path: Path) -
     assert graded(list(findings((few,), root)))["class gpu"] == (Grade.FAIL, "8 devices, 2 ids")
 
 
+def site_of(*classes: DeviceClass) -> Any:
+    """A runtime of which nothing but the site's classes of devices is asked."""
+    return SimpleNamespace(devices=classes)
+
+
 def test_a_jobs_numbers_are_addresses_in_their_order(tmp_path: Path) -> None:
     root = sysfs.make(tmp_path, sysfs.DGX)
-    assert of_job({"gpu": ["0", "7"]}, (GPUS,), "Slurm", root) == ("0000:1b:00.0", "0000:df:00.0")
+    assert of_job({"gpu": ["0", "7"]}, site_of(GPUS), "Slurm", root) == ("0000:1b:00.0", "0000:df:00.0")
     named = DeviceClass("gpu", GPUS.match, ids=tuple(f"GPU-{bus}" for bus in BUSES))
-    assert of_job({"gpu": ["GPU-9d"], "licence": ["3"]}, (named,), "HTCondor", root) == ("0000:9d:00.0",)
+    assert of_job({"gpu": ["GPU-9d"], "licence": ["3"]}, site_of(named), "HTCondor", root) == ("0000:9d:00.0",)
 
 
 @pytest.mark.parametrize("name", ["8", "-1", "", "GPU-1b", "00"])
 def test_what_the_list_does_not_know_is_a_fault_of_the_node(tmp_path: Path, name: str) -> None:
     root = sysfs.make(tmp_path, sysfs.DGX)
     with pytest.raises(HostError, match=r"which devices\.toml does not know"):
-        of_job({"gpu": [name]}, (GPUS,), "Slurm", root)
+        of_job({"gpu": [name]}, site_of(GPUS), "Slurm", root)
 
 
 def test_a_gpu_on_a_node_without_a_list_is_one_too(tmp_path: Path) -> None:
     with pytest.raises(HostError, match=r"Slurm gave the job a GPU, and devices\.toml has no class gpu"):
-        of_job({"gpu": ["0"]}, (), "Slurm", tmp_path)
+        of_job({"gpu": ["0"]}, site_of(), "Slurm", tmp_path)
 
 
 def test_the_verbs_print_it(runtime: Runtime, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -144,7 +151,7 @@ def test_a_jobs_devices_are_bound_by_its_prolog_and_given_back_by_its_epilog(
     monkeypatch.setattr(devices, "ROOT", root)
     monkeypatch.setattr(devices, "bindings", lambda runtime: Bindings(tmp_path / "devices", root, kernel.write))
     real = of_job
-    monkeypatch.setattr(devices, "of_job", lambda given, site, title: real(given, site, title, root))
+    monkeypatch.setattr(devices, "of_job", lambda given, runtime, title: real(given, runtime, title, root))
     monkeypatch.setenv("BELLJAR_PATHS_RUN", str(tmp_path))
     node.config.with_name("devices.toml").write_text('[class.gpu]\nmatch = ["vendor=10de class=03*"]\n')
     node.dialect.given = {"gpu": ["1"]}
@@ -199,11 +206,12 @@ def test_the_reaper_gives_back_what_a_job_had_that_its_system_does_not_know(
 def test_the_reaper_gives_back_what_somebody_was_killed_over(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dry: bool
 ) -> None:
-    host, found = Watched(tmp_path, monkeypatch), list[reap.Row]()
+    host = Watched(tmp_path, monkeypatch)
     host.bindings.bind(["0000:43:00.0"], MINE, "", (GPUS,))
     (held,) = host.bindings.all()
     (host.folder / f"{held.address}.json").write_bytes(dumps(replace(held, is_whole=False)))
-    assert reap.bound(runtime, found, dry=dry) == []
+    found, bound, trouble = reap.look(runtime, dry=dry)
+    assert bound == [] and trouble == []
     assert [row.what for row in found] == ["device half bound" if dry else "device given back"]
     assert (sysfs.driver_of(host.root, held.address) == "nvidia") is not dry
 
@@ -224,7 +232,7 @@ def test_a_jobs_machine_asks_for_what_the_job_was_given(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     root = sysfs.make(tmp_path / "host", sysfs.DGX)
-    monkeypatch.setattr(devices, "of_job", lambda given, site, title: of_job(given, site, title, root))
+    monkeypatch.setattr(devices, "of_job", lambda given, runtime, title: of_job(given, runtime, title, root))
     request = wrap.make_request(*job_of_slurm(SLURM_JOB_GPUS="0,1"), "debian12", runtime)
     assert request.machine.devices == ("pci:0000:1b:00.0", "pci:0000:43:00.0")
     assert wrap.make_request(*job_of_slurm(), "debian12", runtime).machine.devices == ()

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from belljar import batch
@@ -32,7 +34,7 @@ KILLED = "--killed"  # after the user's name: the job was killed, and what keeps
 
 def run(act: str, system: str, words: list[str], runtime: Runtime) -> int:
     """Exit 0, always."""
-    env = dict(os.environ)
+    env, log = dict(os.environ), partial(_log, f"belljar internal {act} {system}", runtime.verbose)
     os.umask(0o022)
     try:
         os.environ.clear()
@@ -41,21 +43,25 @@ def run(act: str, system: str, words: list[str], runtime: Runtime) -> int:
         try:
             runtime.settings  # noqa: B018 - read here: a mistake in them is logged once, and the work is done all the same
         except BelljarError as exc:
-            log(system, act, exc.message, runtime.verbose)
+            log(exc.message)
             runtime.is_lenient = True
-        (prolog if act == "prolog" else epilog)(dialect, env, tuple(words), runtime)
+        if act == "prolog":
+            prolog(dialect, env, tuple(words), runtime)
+        else:
+            for line in epilog(dialect, env, tuple(words), runtime):
+                log(line)
     except BelljarError as exc:
-        log(system, act, f"{exc.message} ({exc.hint})", runtime.verbose)
+        log(f"{exc.message} ({exc.hint})")
     except Exception as exc:  # a hook that fails closes the node
-        log(system, act, f"{type(exc).__name__}: {exc}", runtime.verbose)
+        log(f"{type(exc).__name__}: {exc}")
     return 0
 
 
-def log(system: str, act: str, text: str, verbose: bool) -> None:
+def _log(hook: str, verbose: bool, text: str) -> None:
     """One line in the system's log; on stderr, which may be the job's own output file, only with -v."""
     import syslog
 
-    line = plain(f"belljar internal {act} {system}: {text}")[:500]
+    line = plain(f"{hook}: {text}")[:500]
     with suppress(OSError):
         syslog.openlog("belljar", syslog.LOG_PID, syslog.LOG_DAEMON)
         syslog.syslog(syslog.LOG_WARNING, line)
@@ -80,37 +86,33 @@ def prolog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], runtim
     if runtime.devices and (given := dialect.devices(env)):
         from belljar.jobs.devices import bindings, of_job
 
-        addresses = of_job(given, runtime.devices, batch.load(dialect.name).title)
+        addresses = of_job(given, runtime, batch.load(dialect.name).title)
         bindings(runtime).bind(addresses, (user.uid, user.gid), f"{dialect.name}:{id}", runtime.devices)
 
 
 # -- after the job -------------------------------------------------------------------------------------------------------
 
 
-def epilog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], runtime: Runtime) -> None:
-    """End what still lives of the job, as its user; count what that user's records say of the node."""
+def epilog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], runtime: Runtime) -> Iterator[str]:
+    """End what still lives of the job, as its user; count what that user's records say of the node. Yields what the log is told."""
     from belljar.batch import node
     from belljar.batch.job.terms import one_line
-
-    id, name = dialect.epilog(env, words)
-    user = user_of(name)
-    job = f"{dialect.name}:{id}"
-    what = f"end the machines of {job}"
-    is_killed = KILLED in words
-    report = asked_as(runtime, user, lambda theirs: finish(theirs, job, is_killed), timeout=USER_TIMEOUT, what=what)
     from belljar.jobs import devices
 
+    id, name = dialect.epilog(env, words)
+    job, is_killed, what = f"{dialect.name}:{id}", KILLED in words, f"end the machines of {dialect.name}:{id}"
+    report = asked_as(runtime, user_of(name), lambda it: finish(it, job, is_killed), timeout=USER_TIMEOUT, what=what)
     try:
         devices.bindings(runtime).release(job=job)
     except BelljarError as exc:  # the reaper tries again
-        log(dialect.name, "epilog", f"{job}: {exc.message}", runtime.verbose)
+        yield f"{job}: {exc.message}"
     raw = report if isinstance(report, dict) else {}
     ended = raw.get("ended")
     for line in ended[:20] if isinstance(ended, list) else []:
-        log(dialect.name, "epilog", f"{job}: {one_line(str(line))}", runtime.verbose)
+        yield f"{job}: {one_line(str(line))}"
     if (newest := node.report_of(raw, job)) is not None:
         name = node.name_of(batch.load(dialect.name).node_variable, env, os.uname().nodename)
-        account(dialect, name, newest, runtime)
+        yield from account(dialect, name, newest, runtime)
 
 
 def finish(runtime: Runtime, job: str, is_killed: bool = False) -> dict[str, Any]:
@@ -140,8 +142,8 @@ def finish(runtime: Runtime, job: str, is_killed: bool = False) -> dict[str, Any
     return {"machine": newest.id, "started": newest.created, **end, **ended}
 
 
-def account(dialect: Dialect, node_name: str, report: Report, runtime: Runtime) -> None:
-    """Count it; close the node where it was one fault too many."""
+def account(dialect: Dialect, node_name: str, report: Report, runtime: Runtime) -> Iterator[str]:
+    """Count it; close the node where it was one fault too many. Yields what the log is told."""
     from belljar.batch.node import count
     from belljar.jobs.node import OUR_WORD, known
 
@@ -151,7 +153,7 @@ def account(dialect: Dialect, node_name: str, report: Report, runtime: Runtime) 
         node.memory.write(now)
     if is_to_be_closed:
         node.close(f"{OUR_WORD}: {now.faults} node faults in a row: {report.reason}")
-        log(dialect.name, "epilog", f"{report.job}: node {node_name} closed: {report.reason}", runtime.verbose)
+        yield f"{report.job}: node {node_name} closed: {report.reason}"
 
 
 # -- hooks of a system's own ---------------------------------------------------------------------------------------------
@@ -174,11 +176,7 @@ def own(system: str, words: list[str], runtime: Runtime) -> int:
 
 def go_by_the_site(runtime: Runtime) -> Settings:
     """The settings of batch jobs; a user's own mistakes in them are left out."""
-    try:
-        runtime.settings  # noqa: B018 - to see whether they can be read
-    except BelljarError:
-        if all(mistake.is_users for mistake in runtime.inspect().mistakes):
-            runtime.is_lenient = True
+    runtime.is_lenient = all(mistake.is_users for mistake in runtime.inspect().mistakes)
     return runtime.settings.batch
 
 

@@ -119,7 +119,7 @@ def _images(runtime: Runtime, place: Place) -> Iterator[Finding]:
     with suppress(BelljarError):  # told with the rules
         names = policy.images_of(place.settings)
     with suppress(BelljarError):  # told here
-        lacking = without_template(runtime)
+        lacking = list(without_template(runtime))
     for name in lacking:
         yield ok(f"template of {name}", f"none yet: each user's first job boots; `{test} test` makes one")
     remedy = "Build or import it as root (`belljar image build`, `belljar image import`)."

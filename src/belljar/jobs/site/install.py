@@ -16,7 +16,7 @@ from belljar.batch.install.engine import Installation
 from belljar.batch.install.pieces import Place
 from belljar.errors import HostError
 from belljar.jobs import Runtime
-from belljar.jobs.node import folder_of, own_prefix
+from belljar.jobs.node import LAUNCHERS, own_prefix
 from belljar.records import replace
 
 LONGEST_SHEBANG = 120  # of 127 that older kernels read
@@ -43,7 +43,7 @@ def installation(
     first in *bins*, folders with colons between. Raises BadOption."""
     site, settings = batch.load(system).site, runtime.settings
     top = Path(prefix).absolute() if prefix else own_prefix()
-    ours = folder_of(system, top)
+    ours = top / LAUNCHERS / system
     known = client.read(client.path_of(ours / "belljar"), system)
     last = Path(known.site) if known and known.site else site.default_folder
     where = Path(folder).absolute() if folder else site.needs.home(os.environ) or last
