@@ -17,7 +17,7 @@ from belljar.findings import Finding, examine, fail, ok
 from belljar.host.toml import Mistake
 from belljar.jobs import plain
 from belljar.jobs.site.doctor import CHECKS as CHECKS_OF_HOST
-from belljar.jobs.site.doctor import examine_node
+from belljar.jobs.site.doctor import node as node_of_host
 
 
 def doctor(args: Args, runtime: Runtime) -> int:
@@ -41,7 +41,7 @@ CHECKS: tuple[Callable[[Any], Finding], ...] = (settings, *CHECKS_OF_HOST)
 def config(args: Args, runtime: Runtime) -> int:
     loaded = inspect(runtime.config_file)
     if args.what == "check":
-        node = examine_node(loaded.settings.paths.node)
+        node = node_of_host(loaded)
         of_node = [] if node.is_good else [Mistake(loaded.origins["paths.node"], "paths.node", node.text, node.remedy)]
         mistakes = (*all_mistakes(loaded), *of_node)
         files = sorted({origin.rpartition(":")[0] or origin for origin in loaded.origins.values()})

@@ -24,7 +24,7 @@ from belljar.hypervisor import Accelerator
 from belljar.jobs import Runtime
 from belljar.jobs.node import tester, without_template
 from belljar.jobs.shares import of_site
-from belljar.jobs.site.doctor import KVM, node, of_users, qemu
+from belljar.jobs.site.doctor import KVM, closed_folders, node, of_users, qemu
 from belljar.network import shortfalls
 
 FIRST_USER = 1000  # below are system users
@@ -89,12 +89,11 @@ def _asked(system: str, place: Place) -> Finding:
 
 
 def _entered_by_all(what: str, path: Path) -> Iterator[Finding]:
-    """A job runs as its user: each folder on the way must let everybody through."""
-    closed = [str(folder) for folder in reversed(path.parents) if not _mode(folder) & stat.S_IXOTH]
-    if closed:
+    """A job runs as its user: each folder on the way must let everybody through. Another check says what is not there."""
+    if closed := closed_folders(path):
         remedy = "Open those folders (chmod o+x), or install belljar elsewhere (--prefix)."
-        yield fail(what, f"{path}: users cannot pass {', '.join(closed)}", remedy)
-    elif not _mode(path) & stat.S_IROTH:
+        yield fail(what, f"{path}: users cannot pass {closed}", remedy)
+    elif os.path.exists(path) and not os.stat(path).st_mode & stat.S_IROTH:
         yield fail(what, f"{path}: users cannot read it", f"chmod o+r {path}")
 
 
@@ -106,22 +105,13 @@ def _is_the_sites(path: Path) -> Iterator[Finding]:
         yield fail("the settings file", f"{path}: {text}", remedy)
 
 
-def _mode(path: Path) -> int:
-    """All of it for what is not there: another check says that."""
-    try:
-        return os.stat(path).st_mode
-    except OSError:
-        return 0o777
-
-
 def _images(runtime: Runtime, place: Place) -> Iterator[Finding]:
-    names, lacking, test = list[str](), list[str](), place.wrapper.name.replace("wrap-", "belljar batch node ", 1)
+    names, test = list[str](), place.wrapper.name.replace("wrap-", "belljar batch node ", 1)
     with suppress(BelljarError):  # told with the rules
         names = policy.images_of(place.settings)
     with suppress(BelljarError):  # told here
-        lacking = list(without_template(runtime))
-    for name in lacking:
-        yield ok(f"template of {name}", f"none yet: each user's first job boots; `{test} test` makes one")
+        for name in without_template(runtime):
+            yield ok(f"template of {name}", f"none yet: each user's first job boots; `{test} test` makes one")
     remedy = "Build or import it as root (`belljar image build`, `belljar image import`)."
     for name in names:
         is_here = os.path.lexists(place.store / "images/names" / name)

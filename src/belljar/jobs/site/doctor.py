@@ -9,6 +9,7 @@ import resource
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from belljar.errors import BelljarError, ImageUnknown
 from belljar.findings import Finding, expect, fail, ok, warn
@@ -20,6 +21,7 @@ from belljar.jobs import Runtime, size
 from belljar.model import GIB, MIB, Start
 from belljar.network import EgressMode, shortfalls
 
+PATHS = ("run", "store", "scratch", "logs")
 QEMU_OVERHEAD = 128 * MIB  # of a QEMU process beside the guest's memory
 KVM = "/dev/kvm"
 DEVICE, CPUINFO = Path(KVM), Path("/proc/cpuinfo")
@@ -108,7 +110,7 @@ def clone(runtime: Runtime) -> Finding:
 
 def folders(runtime: Runtime) -> Finding:
     """belljar's folders are safe from others"""
-    wrong, paths = list[str](), _paths(runtime)
+    wrong, paths = list[str](), {name: getattr(runtime.settings.paths, name) for name in PATHS}
     for name, path in paths.items():
         try:
             above = next(folder for folder in (path, *path.parents) if folder.exists())
@@ -123,34 +125,37 @@ def folders(runtime: Runtime) -> Finding:
     return expect("folders", not wrong, "\n".join(wrong) or good, remedy)
 
 
-def node(runtime: Runtime) -> Finding:
+def node(runtime: Any) -> Finding:  # of which nothing but the settings is asked
     """jobs' users can enter the folder of this node (`paths.node`), and change nothing of others in it"""
-    return examine_node(runtime.settings.paths.node)
-
-
-def examine_node(folder: Path | None) -> Finding:
-    mode = f"0711 {folder} (1777 for HTCondor)"
+    folder = runtime.settings.paths.node
     if folder is None:
         return ok("node", "not set: each job's machine lives in its user's own folders")
+    mode = f"0711 {folder} (1777 for HTCondor)"
     try:
         status = os.lstat(folder)
-        closed = [str(path) for path in (folder, *folder.parents) if not os.stat(path).st_mode & stat.S_IXOTH]
     except OSError as exc:
         return fail("node", f"{folder}: {exc.strerror}", f"mkdir -m {mode}")
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != 0:
         return fail("node", f"{folder}: must be a folder that belongs to root", f"chown root {folder}")
     if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
         return fail("node", f"{folder}: everybody may put folders of others away", f"chmod {mode}")
-    text = f"{folder}: users cannot pass {', '.join(closed)}" if closed else str(folder)
-    return expect("node", not closed, text, f"chmod o+x {' '.join(closed)}")
+    closed = closed_folders(folder)
+    text = f"{folder}: users cannot pass {closed}" if closed else str(folder)
+    return expect("node", not closed, text, f"chmod o+x {closed}")
+
+
+def closed_folders(path: Path) -> str:
+    """Those on the way, and the last, that do not let everybody through."""
+    ways = [folder for folder in (*reversed(path.parents), path) if os.path.isdir(folder)]
+    return " ".join(str(folder) for folder in ways if not os.stat(folder).st_mode & stat.S_IXOTH)
 
 
 def space(runtime: Runtime) -> Finding:
     """there is room for images, disks and logs"""
     least = {"run": 16 * MIB, "store": 2 * GIB, "scratch": GIB, "logs": 64 * MIB}
-    free = {name: files.free_bytes(path) for name, path in _paths(runtime).items()}
-    tight = [name for name, needed in least.items() if free[name] < needed]
-    text = ", ".join(f"{name} {size(free[name])}" for name in least)
+    free = {name: files.free_bytes(getattr(runtime.settings.paths, name)) for name in PATHS}
+    tight = [name for name in PATHS if free[name] < least[name]]
+    text = ", ".join(f"{name} {size(free[name])}" for name in PATHS)
     if tight:
         remedy = f"Free space, or set {' and '.join(f'`paths.{name}`' for name in tight)} to a larger disk."
         return warn("space", f"little free space for {' and '.join(tight)}: {text}", remedy)
@@ -244,7 +249,7 @@ def of_users(device: Path = DEVICE, cpuinfo: Path = CPUINFO) -> Finding:
         return fail(KVM, f"{device}: {exc.strerror}, though the processor has vmx or svm", remedy)
     user = NOBODY if os.geteuid() == 0 else User(os.geteuid(), os.getegid(), "this user", "/")
     with suppress(BelljarError):
-        as_user(user, lambda: _opened(device), timeout=PATIENCE, what=f"open {device}")
+        as_user(user, lambda: b"%d" % os.open(device, os.O_RDWR), timeout=PATIENCE, what=f"open {device}")
         return ok(KVM, f"{device} can be opened by {'everybody' if user is NOBODY else user.name}")
     try:
         group = grp.getgrgid(status.st_gid)
@@ -257,11 +262,6 @@ def of_users(device: Path = DEVICE, cpuinfo: Path = CPUINFO) -> Finding:
     return fail(KVM, f"{mode}: {user.name} cannot open it, machines run in software, 5 to 20 times slower", REMEDY)
 
 
-def _opened(device: Path) -> bytes:
-    os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
-    return b""
-
-
 CHECKS = (  # in the order they are shown; each is called as its function
     programs, qemu, accelerator, clone, folders, node, space, images, leftovers, memory, limits, network, libvirt,
 )  # fmt: skip
@@ -271,7 +271,3 @@ def _remedy(runtime: Runtime, missing: BelljarError) -> str:
     """Where the default image cannot be made or fetched."""
     is_built = runtime.settings.image.default == "debian12" and isinstance(missing, ImageUnknown)
     return BUILT if is_built else missing.hint
-
-
-def _paths(runtime: Runtime) -> dict[str, Path]:
-    return {name: getattr(runtime.settings.paths, name) for name in ("run", "store", "scratch", "logs")}
