@@ -30,15 +30,6 @@ LOCK_TIMEOUT = 10.0
 
 
 @dataclass(frozen=True)
-class Owned:
-    """A live machine of a batch job, or a device that is bound for one, and whose it is; None: our own."""
-
-    user: User | None
-    id: str  # a device's is its address
-    live: Live
-
-
-@dataclass(frozen=True)
 class Row:
     """What became of a machine or a device, or of a thing that was a machine's, and why it could not be cleared away."""
 
@@ -53,16 +44,16 @@ def reap(runtime: Runtime, systems: Collection[str], *, dry: bool) -> tuple[list
     """Finish what dead supervisors left, and end machines whose job these systems do not know any more. Returns what was
     done, and who could not be asked."""
     rows, machines, trouble = look(runtime, dry=dry)
-    ours = [machine for machine in machines if machine.live.system in systems]
-    asked = sorted({machine.live.system for machine in ours})
+    ours = {live: user for live, user in machines.items() if live.system in systems}
+    asked = sorted({live.system for live in ours})
     answers = {name: ask(batch.load(name).dialect, runner(runtime, name)) for name in asked}
     for name, answer in answers.items():
         if answer.living is None:
             trouble.append(f"{name} cannot be asked, its machines are left alone: {answer.trouble}")
     if ours:
-        decision = judge(runtime, [machine.live for machine in ours], answers, dry=dry)
+        decision = judge(runtime, list(ours), answers, dry=dry)
         concerned = (*decision.to_end, *decision.waiting)
-        rows += [result(runtime, machine, decision, dry=dry) for machine in ours if machine.live.key in concerned]
+        rows += [result(runtime, live, user, decision, dry=dry) for live, user in ours.items() if live.key in concerned]
     return rows, trouble
 
 
@@ -87,18 +78,19 @@ def remembered(path: Path) -> dict[str, float]:
     return {}
 
 
-def result(runtime: Runtime, machine: Owned, decision: Decision, *, dry: bool) -> Row:
-    """What became of it; ends the machine where that was decided."""
-    live, owner, what, error = machine.live, machine.user.name if machine.user else "", "would be ended", ""
+def result(runtime: Runtime, live: Live, user: User | None, decision: Decision, *, dry: bool) -> Row:
+    """What became of a user's machine, or ours; ends it where that was decided."""
+    id, what, error = live.key.partition("/")[2], "would be ended", ""
     if live.key not in decision.to_end:
         what = f"job unknown; ended when it is so in {runtime.settings.batch.gone_after:g} s again"
     elif not dry:
         try:
-            end = partial(_end, machine.id)
-            what = str(asked_as(runtime, machine.user, end, timeout=USER_TIMEOUT, what="end a machine"))[:80]
+            ended = asked_as(runtime, user, partial(_end, id), timeout=USER_TIMEOUT, what="end a machine")
+            what = str(ended)[:80]
         except BelljarError as exc:
             what, error = "not ended", exc.message
-    return Row(owner, machine.id, what, ", ".join(f"{live.system}:{id}" for id in sorted(live.jobs)[:3]), error)
+    jobs = ", ".join(f"{live.system}:{job}" for job in sorted(live.jobs)[:3])
+    return Row(user.name if user else "", id, what, jobs, error)
 
 
 def _end(id: str, runtime: Runtime) -> str:
@@ -119,10 +111,10 @@ class Seen:
     machines: dict[str, tuple[str, ...]]
 
 
-def look(runtime: Runtime, *, dry: bool) -> tuple[list[Row], list[Owned], list[str]]:
-    """What dead supervisors left, finished unless *dry*, and the live machines and devices of batch jobs, for root of every
-    user; and who could not be asked."""
-    rows, machines, trouble = list[Row](), list[Owned](), list[str]()
+def look(runtime: Runtime, *, dry: bool) -> tuple[list[Row], dict[Live, User | None], list[str]]:
+    """What dead supervisors left, finished unless *dry*; the live machines and bound devices of batch jobs, for root of every
+    user, with their owners (None: ourselves); and who could not be asked."""
+    rows, machines, trouble = list[Row](), dict[Live, User | None](), list[str]()
     for user in (None, *users_of(runtime)):
         owner = user.name if user else ""
         try:
@@ -132,7 +124,7 @@ def look(runtime: Runtime, *, dry: bool) -> tuple[list[Row], list[Owned], list[s
             trouble.append(f"{owner or 'machines'}: cannot be looked at: {exc}")
             continue
         rows += [Row(owner, *(word[:300] for word in left)) for left in seen.left[:MOST_ROWS]]
-        machines += _owned(seen, user)
+        machines |= dict.fromkeys(_lives(seen, user), user)
     return rows, machines, trouble
 
 
@@ -153,10 +145,10 @@ def _look(runtime: Runtime, *, dry: bool) -> dict[str, Any]:
     return {"left": rows, "machines": jobs | {binding.address: [binding.job] for binding in bindings.all()}}
 
 
-def _owned(seen: Seen, user: User | None) -> Iterator[Owned]:
+def _lives(seen: Seen, user: User | None) -> Iterator[Live]:
     """A user's word about that user's machines, as far as it makes sense."""
     for id, names in seen.machines.items():
         pairs = [(system, job) for system, _, job in (name[:200].partition(":") for name in names) if job]
         if system := next((system for system, _ in pairs if system in batch.names()), ""):
             jobs = frozenset(job for other, job in pairs if other == system)
-            yield Owned(user, id, Live(f"{user.uid if user else ''}/{id}", system, jobs))
+            yield Live(f"{user.uid if user else ''}/{id}", system, jobs)

@@ -257,10 +257,10 @@ def test_what_a_user_reports_is_read_as_a_strangers_word(node: Node, monkeypatch
     for report in ([], 1, {"machines": {}}, *({**nothing, "machines": it} for it in (["a"], {"a": "b"}, {"a": [7]}))):
         monkeypatch.setattr(reaper, "_look", lambda runtime, dry, report=report: report if os.geteuid() else nothing)
         rows, machines, (trouble,) = reaper.look(node.runtime, dry=True)
-        assert (rows, machines) == ([], []) and trouble.startswith("nobody: cannot be looked at: ")
-    assert list(reaper._owned(reaper.Seen((), {"a": ("cli:7",), "b": ("slurm",)}), ALICE)) == []
-    (machine,) = reaper._owned(reaper.Seen((), {"a": ("slurm:7", "x:9", "gridengine:3")}), ALICE)
-    assert (machine.live.system, machine.live.jobs) == ("slurm", {"7"})
+        assert (rows, machines) == ([], {}) and trouble.startswith("nobody: cannot be looked at: ")
+    assert list(reaper._lives(reaper.Seen((), {"a": ("cli:7",), "b": ("slurm",)}), ALICE)) == []
+    (live,) = reaper._lives(reaper.Seen((), {"a": ("slurm:7", "x:9", "gridengine:3")}), ALICE)
+    assert (live.system, live.jobs) == ("slurm", {"7"})
 
 
 def test_a_memory_that_is_nonsense_is_as_none(tmp_path: Path) -> None:

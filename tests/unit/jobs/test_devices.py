@@ -211,7 +211,7 @@ def test_the_reaper_gives_back_what_somebody_was_killed_over(
     (held,) = host.bindings.all()
     (host.folder / f"{held.address}.json").write_bytes(dumps(replace(held, is_whole=False)))
     found, bound, trouble = reap.look(runtime, dry=dry)
-    assert bound == [] and trouble == []
+    assert bound == {} and trouble == []
     assert [row.what for row in found] == ["device half bound" if dry else "device given back"]
     assert (sysfs.driver_of(host.root, held.address) == "nvidia") is not dry
 
