@@ -34,7 +34,7 @@ from belljar.host.privileges import user_of
 from belljar.jobs import wrap
 from belljar.jobs.batch import ending
 from belljar.jobs.batch import hooks as batch_hooks
-from belljar.jobs.node import Known, runner
+from belljar.jobs.node import Known
 
 NODE = "n1"
 # `sbatch --comment=vm=debian12 -t 5 job.sh` under Slurm 22.05.8: what the job got, its number and its folder left out.
@@ -245,11 +245,8 @@ class Node:
 
     def reopen(self) -> None:
         """As the administrator does, or the self-check."""
-        memory = node.Memory(self.top / "store/batch", "slurm", NODE)
         with own_process(self._null, self._out):
-            runtime = FakeRuntime(self.config, Case("reopen"))
-            known = Known(load("slurm").dialect, NODE, memory, runner(runtime, "slurm"))
-            known.reopen()
+            Known(FakeRuntime(self.config, Case("reopen")), load("slurm").dialect, NODE).reopen()
 
     def files(self) -> dict[str, int]:
         """Files and folders, by what they are for."""

@@ -80,14 +80,13 @@ def make_folder(runtime: Runtime, user: User) -> None:
         os.fchmod(descriptor, KEPT_FOLDER)
 
 
-@dataclass(frozen=True)
 class Known:
     """The node by its name in one system, with what is remembered of it, and a way to run that system's commands."""
 
-    dialect: Dialect
-    name: str
-    memory: faults.Memory
-    run: Run
+    def __init__(self, runtime: Runtime, dialect: Dialect, name: str) -> None:
+        """Raises ValueError for what is no name of one node."""
+        self.dialect, self.name, self.run = dialect, one_node(name), runner(runtime, dialect.name)
+        self.memory = faults.Memory(memory_folder(runtime), dialect.name, name)
 
     def is_closed_by_us(self) -> bool:
         """Asked of the system: it knows what an administrator did meanwhile."""
@@ -109,12 +108,6 @@ class Known:
     def _remember(self, **changes: Any) -> None:
         with self.memory.locked():
             self.memory.write(replace(self.memory.read(), passes=0, **changes))
-
-
-def known(runtime: Runtime, dialect: Dialect, name: str) -> Known:
-    """Raises ValueError for what is no name of one node."""
-    memory = faults.Memory(memory_folder(runtime), dialect.name, one_node(name))
-    return Known(dialect, name, memory, runner(runtime, dialect.name))
 
 
 @dataclass(frozen=True)
@@ -153,13 +146,11 @@ def as_a_job(runtime: Runtime, image: str) -> None:
     for name in without_template(runtime):
         with suppress(BelljarError):  # then each user's first job boots one
             self_check(runtime, name, shares=of_site(runtime.settings.batch.shares))
-    if os.geteuid() != 0 or runtime.settings.paths.node is None:
-        self_check(runtime, image)
-        return
     from belljar.jobs.users import asked_as
 
-    user = tester()
-    make_folder(runtime, user)
+    user = tester() if os.geteuid() == 0 and runtime.settings.paths.node is not None else None
+    if user is not None:
+        make_folder(runtime, user)
     asked_as(runtime, user, lambda it: self_check(it, image).id, timeout=TEST_TIMEOUT + 30, what="start a machine")
 
 

@@ -11,7 +11,7 @@ from belljar.assembly import Runtime
 from belljar.batch import load, node
 from belljar.batch.node import Memory, Node, Report
 from belljar.errors import UnsafeFolder
-from belljar.jobs.node import known
+from belljar.jobs.node import Known
 
 IDS = iter(f"{number:012x}" for number in range(10_000))
 
@@ -163,4 +163,4 @@ def test_self_checks_that_fail_in_a_row_close_a_node_on_which_no_job_can_leave_a
 )
 def test_no_pattern_of_nodes_is_ever_closed(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no name of a node"):
-        known(Runtime(), load("slurm").dialect, name)
+        Known(Runtime(), load("slurm").dialect, name)

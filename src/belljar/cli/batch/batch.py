@@ -126,7 +126,7 @@ def node_(args: Args, runtime: Runtime) -> int:
     system = batch.load(args.system)
     name = args.node or faults.name_of(system.node_variable, os.environ, os.uname().nodename)
     try:
-        known = node.known(runtime, system.dialect, name)
+        known = node.Known(runtime, system.dialect, name)
     except ValueError as exc:
         raise BadOption(str(exc), hint="Name one node, as its batch system does: --node NAME.") from exc
     if args.action == "close":

@@ -132,8 +132,8 @@ def finish(runtime: Runtime, job: str, is_killed: bool = False) -> dict[str, Any
     views = [view for view in runtime.machines.list() if job in jobs_of(view)]
     for view in views if is_killed else ():
         append_line(view.folder / JOURNAL, dumps({"time": time.time(), "event": JOB_KILLED}))
-    done = ((view.id, runtime.reaper.end(view)) for view in views)
-    ended = {"ended": [f"machine {id} {'ended' if is_gone else 'does not go away'}" for id, is_gone in done][:20]}
+    ends = (f"machine {view.id} {'ended' if runtime.reaper.end(view) else 'does not go away'}" for view in views)
+    ended = {"ended": list(ends)}
     newest = runtime.machines.newest(job)
     if newest is None:
         return ended
@@ -145,9 +145,9 @@ def finish(runtime: Runtime, job: str, is_killed: bool = False) -> dict[str, Any
 def account(dialect: Dialect, node_name: str, report: Report, runtime: Runtime) -> Iterator[str]:
     """Count it; close the node where it was one fault too many. Yields what the log is told."""
     from belljar.batch.node import count
-    from belljar.jobs.node import OUR_WORD, known
+    from belljar.jobs.node import OUR_WORD, Known
 
-    node = known(runtime, dialect, node_name)
+    node = Known(runtime, dialect, node_name)
     with node.memory.locked():
         now, is_to_be_closed = count(node.memory.read(), report, runtime.settings.batch.node_faults)
         node.memory.write(now)
