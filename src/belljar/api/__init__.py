@@ -27,7 +27,7 @@ from belljar.host.caller import caller, rlimits, umask
 from belljar.host.room import Room
 from belljar.host.threads import in_thread, to_its_end
 from belljar.jobs.asked import Asked, understood
-from belljar.jobs.starting import brought_image, container_of, make_request
+from belljar.jobs.starting import container_of, image_of, make_request
 from belljar.journal import Event
 from belljar.machine import STDERR_LOG, STDOUT_LOG, MachineView
 from belljar.machine.life import control
@@ -454,7 +454,7 @@ def request(argv: Sequence[Word], **options: Unpack[Options]) -> Request:
     """What `start` asks for, by the settings and these options, of this process's user; with a container image, which is imported
     first, as that is to be started: without words its own command. Raises TypeError, ValueError."""
     asked = dict[str, Any](options)
-    image = brought_image(_runtime(), options.get("image"))
+    image = image_of(_runtime(), options.get("image"), brings=True)
     container = image.container if image else None
     if image and (recipe := image.recipe):  # a warm image's machines are of its size, or larger
         asked = {"cpus": recipe.cpus, "memory": recipe.memory, **asked}

@@ -91,18 +91,14 @@ def ensure_image(runtime: Runtime, reference: str, *, public_only: bool = False)
         complain(f"{problem}; the image that was imported before is used", "")
 
 
-def image_of(runtime: Runtime, reference: str | None) -> Image | None:
-    """The image, whatever its files are now; None of one that is not here."""
+def image_of(runtime: Runtime, reference: str | None, *, brings: bool = False) -> Image | None:
+    """The image, whatever its files are now; None of one that is not here. *brings*: a container image that is named by its
+    source is imported first."""
+    if brings and reference and is_container(reference):
+        ensure_image(runtime, reference)
     with suppress(ImageError, NoStore):
         return runtime.images.find(reference or runtime.settings.image.default)
     return None
-
-
-def brought_image(runtime: Runtime, reference: str | None) -> Image | None:
-    """The same; a container image that is named by its source is imported first."""
-    if reference and is_container(reference):
-        ensure_image(runtime, reference)
-    return image_of(runtime, reference)
 
 
 def container_of(runtime: Runtime, reference: str | None) -> Container | None:
@@ -166,8 +162,7 @@ def with_user_data(
         for word in words:
             name, equals, value = word.partition("=")
             if not equals or name in options or name in files:
-                why = "given twice" if equals else "not of the form K=..."
-                raise BadOption(f"--user-data-{option} {name[:80]}: {why}")
+                raise BadOption(f"--user-data-{option} {name[:80]}: not of the form K=..., or K is given twice")
             check_option(name)
             values[name] = _read(value, "--user-data-file") if values is files else os.fsencode(value)
     if settings.cvmfs_proxy and "cvmfs_proxy" not in files:

@@ -40,9 +40,9 @@ def run(args: Args, runtime: Runtime) -> int:
 
 def ordered(args: Args, runtime: Runtime) -> Request:
     from belljar.cli.machine import request
-    from belljar.jobs.starting import brought_image
+    from belljar.jobs.starting import image_of
 
-    image = brought_image(runtime, args.image)
+    image = image_of(runtime, args.image, brings=True)
     if image and (recipe := image.recipe):  # a warm image's machines are of its size, or larger
         args.cpus = recipe.cpus if args.cpus is None else args.cpus
         args.memory = recipe.memory if args.memory is None else args.memory
