@@ -31,12 +31,8 @@ def plain(text: str, also: str = "") -> str:
 
 def size(count: int) -> str:
     """About so many bytes, for people."""
-    amount = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.3g} {unit}" if unit != "B" else f"{count} B"
-        amount /= 1024
-    return f"{amount:.3g} TiB"
+    power = min((max(count, 1).bit_length() - 1) // 10, 4)
+    return f"{count / 1024**power:.3g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}" if power else f"{count} B"
 
 
 def complain(message: str, hint: str = "") -> None:

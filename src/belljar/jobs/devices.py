@@ -26,18 +26,14 @@ def rows(runtime: Runtime, *, every: bool, root: Path = ROOT) -> Iterator[dict[s
     jobs = {it.address: it.job for it in bindings(runtime, root).all()}
     for it in read(root).values():
         if (class_ := class_of(it, runtime.devices)) or every:
-            holder = _machine(runtime, it) or jobs.get(it.address, "") or _user(it, root)
+            lock = runtime.folders.devices / f"{it.address}.lock"
+            holder = lock.read_text() if is_locked(lock) else jobs.get(it.address) or _user(it, root)
             names = {"address": it.address, "class": class_.name if class_ else "", "id": f"{it.vendor}:{it.device}"}
             yield names | {"kind": it.kind, "group": it.group, "driver": it.driver, "node": it.node, "held_by": holder}
 
 
 def bindings(runtime: Runtime, root: Path = ROOT) -> Bindings:
     return Bindings(runtime.folders.devices, root)
-
-
-def _machine(runtime: Runtime, device: Device) -> str:
-    lock = runtime.folders.devices / f"{device.address}.lock"
-    return lock.read_text() if is_locked(lock) else ""
 
 
 def _user(device: Device, root: Path) -> str:

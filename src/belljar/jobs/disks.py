@@ -26,6 +26,7 @@ from belljar.machine.life.output import CappedSink
 from belljar.machine.planning.contexts import means_of
 from belljar.machine.workshop.workshop import Item, kept_disk
 from belljar.model import Context
+from belljar.records import replace
 
 KEPT_FACTS = ("context", "suite", "added")
 ARCHIVE = "Name an archive, FILE.tar or FILE.tar.gz, in a folder you may write to."
@@ -89,30 +90,27 @@ def insert(runtime: Runtime, reference: str, items: Sequence[Item], name: str) -
     if image.container:  # its kernel is not in its disk
         hint = "Copy them in with `COPY` of a Dockerfile, or at each run with --in; then import that image."
         raise BadOption(f"image {reference} is a container image: no files are put into it", hint=hint)
+    # What somebody decided about the old one holds for the new one too.
+    kept: dict[str, Any] = {key: image.facts[key] for key in KEPT_FACTS if key in image.facts}
+    source, firmware = f"image {image.digest} with files put in", str(image.facts.get("use_firmware") or "auto")
+    origin = intake.Origin(source, name, firmware=firmware, facts=kept)
+    if image.kernel and not image.facts.get("agent_in_initrd"):  # its importer gave them
+        origin = replace(origin, kernel=image.kernel, initrd=image.initrd, append=image.append)
     with (
         store.hold(image, "insert"),
         shown() as progress,
         intake.alone(store, name, f"make the image {name}", progress),
+        intake.draft(store, name) as folder,
     ):
-        with intake.draft(store, name) as folder:
-            overlay, raw = folder / "overlay.qcow2", folder / intake.RAW
-            runtime.overlays.create(overlay, image, None)
-            progress.step("Putting the files in")
-            asyncio.run(runtime.workshop().insert(overlay, items))
-            progress.step("Writing the disk anew")
-            argv = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", str(overlay), str(raw)]
-            commands.run(argv, timeout=sandbox.CONVERSION, bound=True)
-            overlay.unlink()
-            return intake.take(store, folder, _origin(image, name), progress)
-
-
-def _origin(image: Image, name: str) -> intake.Origin:
-    """Where the new image comes from; what somebody decided about the old one holds for it too."""
-    kept: dict[str, Any] = {key: image.facts[key] for key in KEPT_FACTS if key in image.facts}
-    source, firmware = f"image {image.digest} with files put in", str(image.facts.get("use_firmware") or "auto")
-    if image.kernel and not image.facts.get("agent_in_initrd"):  # its importer gave them
-        return intake.Origin(source, name, image.kernel, image.initrd, image.append, firmware, kept)
-    return intake.Origin(source, name, firmware=firmware, facts=kept)
+        overlay, raw = folder / "overlay.qcow2", folder / intake.RAW
+        runtime.overlays.create(overlay, image, None)
+        progress.step("Putting the files in")
+        asyncio.run(runtime.workshop().insert(overlay, items))
+        progress.step("Writing the disk anew")
+        argv = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", str(overlay), str(raw)]
+        commands.run(argv, timeout=sandbox.CONVERSION, bound=True)
+        overlay.unlink()
+        return intake.take(store, folder, origin, progress)
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from belljar.errors import BelljarError
 from belljar.hints import TYPE_CHECKING
 from belljar.jobs.starting import make_request
@@ -28,11 +30,9 @@ def fork(
     with control.connect(view.folder, patience=PATIENCE) as connection:
         key = str(control.ask(connection, "fork", count=count)["fork"])
         machine = replace(parent, fork=key, start=Start.CLONE, ports=())
-        requests = []
-        for number in range(1, count + 1):
-            called = f"{name}-{number}" if name and count > 1 else name
-            asked = make_request(runtime.settings, work, name=called, requester=requester, labels={"fork-of": view.id})
-            requests.append(replace(asked, machine=machine))
+        asked = make_request(runtime.settings, work, requester=requester, labels={"fork-of": view.id})
+        names = [f"{name}-{number}" if name and count > 1 else name for number in range(1, count + 1)]
+        requests = [replace(asked, id=os.urandom(6).hex(), name=called, machine=machine) for called in names]
         answers = Keeper(config_file=runtime.config_file, count=count).take_all(requests)
     machines = [answer for answer in answers if isinstance(answer, str)]
     for problem in answers:

@@ -39,9 +39,8 @@ def of_site(texts: Iterable[str], left_out: Callable[[str], object] = str) -> tu
     except BadOption as exc:
         raise BadSetting(exc.message, hint=exc.hint) from None
     targets = [folder.target for folder in folders]
-    for target in targets:
-        if targets.count(target) > 1:
-            raise BadSetting(f"batch.shares: two folders at {target}")
+    if twice := [target for target in targets if targets.count(target) > 1]:
+        raise BadSetting(f"batch.shares: two folders at {twice[0]}")
     missing = [folder for folder in folders if not os.path.isdir(folder.source)]
     for folder in missing:
         left_out(folder.source)

@@ -47,15 +47,13 @@ def reach(runtime: Runtime, reference: str) -> tuple[Runtime, MachineView]:
     owner, _, name = reference.rpartition("/")
 
     def look(theirs: Runtime) -> list[object]:
-        with suppress(NoSuchMachine):
-            view = theirs.machines.find(name)
-            return [view.id, view.alive]
-        return []
+        view = theirs.machines.find(name)
+        return [view.id, view.alive]
 
     fits = list[tuple[User | None, str, bool]]()
     for user in (*users, None):
         if not owner or owner in _names(user):
-            with suppress(CommandFailed):
+            with suppress(CommandFailed, NoSuchMachine):
                 match asked_as(runtime, user, look, what="look for a machine"):
                     case [str(id), bool(alive)]:
                         fits.append((user, id[:100], alive))

@@ -56,8 +56,7 @@ def run(system: str, words: list[str], runtime: Runtime) -> int:
             from belljar.jobs.batch.checkpoints import Checkpoints
             from belljar.jobs.node import runner
 
-            run_command = runner(runtime, system)
-            checkpoints = Checkpoints(rule, job, dialect, settings.batch, run_command)
+            checkpoints = Checkpoints(rule, job, dialect, settings.batch, runner(runtime, system))
         outcome = in_machine(here, job, image, runtime, checkpoints)
     except (errors.BelljarError, OSError) as exc:
         from belljar.machine.planning.refusal import put_on_record

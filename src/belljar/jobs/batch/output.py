@@ -28,16 +28,14 @@ REMEDY = "Have the batch system append to it (Slurm: --open-mode=append)."
 class Output(Extra):
     """Standard output and error of this process, where they are files to which its payload writes."""
 
-    def __init__(self) -> None:
-        self._files: dict[str, int] = {}
+    _files: dict[str, int]
 
     async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
         """Make them what they were at the checkpoint that the machine goes on from."""
         work = life.request.work
         assert isinstance(work, RunPayload)  # no other can be frozen
-        for name, number in DESCRIPTORS.items():
-            if getattr(work.payload, name) is StdinKind.STREAM and stat.S_ISREG(os.fstat(number).st_mode):
-                self._files[name] = number
+        ours = {name: number for name, number in DESCRIPTORS.items() if getattr(work.payload, name) is StdinKind.STREAM}
+        self._files = {name: number for name, number in ours.items() if stat.S_ISREG(os.fstat(number).st_mode)}
         if (origin := life.checkpoint) is not None:
             await in_thread(lambda: self._go_on_from(origin))
         elif life.request.restore:  # it begins anew
@@ -50,12 +48,9 @@ class Output(Extra):
         await in_thread(lambda: self._keep(draft))
 
     def _keep(self, draft: Path) -> None:
-        sizes = {}
+        sizes, folder = {}, draft.parent
         for name, number in self._files.items():
-            with (
-                open(f"/proc/self/fd/{number}", "rb") as file,
-                open(draft.parent / name, "ab", opener=private) as copy,
-            ):
+            with open(f"/proc/self/fd/{number}", "rb") as file, open(folder / name, "ab", opener=private) as copy:
                 file.seek(copy.tell())
                 copyfileobj(file, copy)
                 copy.flush()

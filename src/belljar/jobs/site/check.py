@@ -8,7 +8,6 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from belljar import batch
@@ -80,8 +79,8 @@ def _asked(system: str, place: Place) -> Finding:
     timeout = place.settings.ask_timeout + LAUNCH
     user = tester() if os.geteuid() == 0 else user_of(str(os.geteuid()))
     try:
-        ask = partial(run, argv, timeout=timeout, env={})
-        printed = as_user(user, lambda: ask().out[:1000], timeout=timeout + LAUNCH, what="ask")
+        ask = lambda: run(argv, timeout=timeout, env={}).out[:1000]  # noqa: E731
+        printed = as_user(user, ask, timeout=timeout + LAUNCH, what="ask")
     except BelljarError as exc:
         why = exc.message.removeprefix(f"ask as {user.name}: ")
         return fail(name, f"as {user.name}: {why}", f"Try as {user.name}: {' '.join(argv)}")

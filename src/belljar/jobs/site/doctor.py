@@ -227,8 +227,7 @@ def network(runtime: Runtime) -> Finding:
         return warn("network", "machines with a user network reach whatever this host reaches, its loopback too",
             'Set `network.egress = "guarded"` and name in `network.allow` what they need.')  # fmt: skip
     nobody = (65534, 65534) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
-    why = guard.prove(lambda argv: confined(argv, nobody))
-    if why:
+    if why := guard.prove(lambda argv: confined(argv, nobody)):
         return warn("network", f"`--network user` is refused: {why}", 'Set `network.egress = "open"` if that may be.')
     for text in shortfalls(runtime.settings.network, is_root=os.geteuid() == 0):
         return warn("network", text, "Run such machines as root with nftables, or settle it in the settings.")
