@@ -9,7 +9,6 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import nullcontext, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from belljar import batch
@@ -65,17 +64,13 @@ def judge(runtime: Runtime, live: list[Live], answers: dict[str, Answer], *, dry
         private_folder(path.parent)
     lock = path.with_suffix(".lock")
     with nullcontext() if dry else locked(lock, timeout=LOCK_TIMEOUT, what="remember which jobs are gone"):
-        decision = decide(live, answers, remembered(path), now, runtime.settings.batch.gone_after)
+        known = dict[str, float]()
+        with suppress(OSError, ValueError, BelljarError):  # a file that makes no sense is as none
+            known = from_json(dict[str, float], read_json(path, 1 << 22))
+        decision = decide(live, answers, known, now, runtime.settings.batch.gone_after)
         if not dry:
             write_whole(path, json.dumps(decision.remembered).encode() + b"\n")
     return decision
-
-
-def remembered(path: Path) -> dict[str, float]:
-    """What was not known before; nothing, where the file makes no sense."""
-    with suppress(OSError, ValueError, BelljarError):
-        return from_json(dict[str, float], read_json(path, 1 << 22))
-    return {}
 
 
 def result(runtime: Runtime, live: Live, user: User | None, decision: Decision, *, dry: bool) -> Row:

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 from tests.unit.jobs.paper_node import ALICE, BOB, Node, make_node, paper_system
 
 from belljar import batch
+from belljar.batch.node import Answer, Live
 from belljar.cli import main
 from belljar.cli.host import reap as reaping
 from belljar.cli.machine.inside import split
@@ -263,10 +263,14 @@ def test_what_a_user_reports_is_read_as_a_strangers_word(node: Node, monkeypatch
     assert (live.system, live.jobs) == ("slurm", {"7"})
 
 
-def test_a_memory_that_is_nonsense_is_as_none(tmp_path: Path) -> None:
-    for nonsense in ("", "[]", '{"a": "b"}', '{"a": null}'):
-        (tmp_path / "m").write_text(nonsense)
-        assert reaper.remembered(tmp_path / "m") == {}
+def test_a_memory_that_is_nonsense_is_as_none(node: Node) -> None:
+    path, live = node.node / "batch" / reaper.MEMORY, Live("65534/0123456789ab", "slurm", frozenset({"7"}))
+    path.parent.mkdir()
+    node.configure("gone_after = 0")
+    for memory, is_known in (("", 0), ("[]", 0), ('{"a": "b"}', 0), ('{"a": null}', 0), (f'{{"{live.key}": 0}}', 1)):
+        path.write_text(memory)
+        decision = reaper.judge(node.runtime, [live], {"slurm": Answer(frozenset())}, dry=True)
+        assert (decision.waiting, decision.to_end) == (((), (live.key,)) if is_known else ((live.key,), ()))
 
 
 def test_the_verb_takes_a_system_or_none(node: Node) -> None:

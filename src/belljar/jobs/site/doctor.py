@@ -193,9 +193,8 @@ def memory(runtime: Runtime) -> Finding:
     text = f"{size(room.memory)} left on {room.bound}: room for {count} machines of {size(each)}"
     if room.machines:
         text += f"; {room.machines} machines have reserved {size(room.memory_reserved)} and {room.cpus_taken} cpus"
-    if not count:
-        return warn("memory", text, "Ask for less by --memory or `machine.memory`, or for more from the batch system.")
-    return ok("memory", text)
+    remedy = "Ask for less by --memory or `machine.memory`, or for more from the batch system."
+    return ok("memory", text) if count else warn("memory", text, remedy)
 
 
 def limits(runtime: Runtime) -> Finding:
