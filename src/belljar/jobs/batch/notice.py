@@ -18,31 +18,24 @@ IGNORED = ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "XCPU", "PIPE")
 def stand_by(notice: Notice) -> None:
     """Start a guard that is no child of this process, holds none of its streams and ends with it. It kills our process
     group when the notice came and the end did not. Where it cannot be started, the job goes without."""
-    number = notice[0]
+    number, job, group = notice[0], os.getpid(), os.getpgrp()
     signal.pthread_sigmask(signal.SIG_BLOCK, [number])  # one that comes now is the guard's to see as well
-    try:
-        with suppress(OSError):
-            _leave_behind(os.pidfd_open(os.getpid()), os.getpgrp(), notice)
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
-
-
-def _leave_behind(descriptor: int, group: int, notice: Notice) -> None:
-    child = os.fork()
-    if child == 0:
-        try:  # nothing of the job's is held when it begins
-            os.setsid()
-            os.chdir("/")
-            os.closerange(0, descriptor)
-            os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
-            for other in {getattr(signal, f"SIG{name}") for name in IGNORED} - {notice[0]}:
-                signal.signal(other, signal.SIG_IGN)
-            if os.fork() == 0:
-                _guard(descriptor, group, notice)
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    os.close(descriptor)
+    with suppress(OSError):
+        child = os.fork()
+        if child == 0:
+            try:  # nothing of the job's is held when it begins
+                os.setsid()
+                os.chdir("/")
+                os.closerange(0, os.sysconf("SC_OPEN_MAX"))
+                descriptor = os.pidfd_open(job)
+                for other in {getattr(signal, f"SIG{name}") for name in IGNORED} - {number}:
+                    signal.signal(other, signal.SIG_IGN)
+                if os.fork() == 0:
+                    _guard(descriptor, group, notice)
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
 
 
 def _guard(descriptor: int, group: int, notice: Notice) -> None:
