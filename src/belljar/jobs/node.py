@@ -17,7 +17,7 @@ from belljar.batch.install.commands import Client
 from belljar.batch.job import policy
 from belljar.batch.job.terms import Dialect, one_line, one_node
 from belljar.errors import BelljarError, CommandFailed, UnsafeFolder
-from belljar.host.files import is_missing, opened, private_folder
+from belljar.host.files import PRIVATE_FOLDER, is_missing, opened, private_folder
 from belljar.host.privileges import User, user_of
 from belljar.hypervisor.devices import share_kind
 from belljar.jobs import Runtime
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from belljar.batch.job.verdict import Run
 
 TEST_TIMEOUT = 300.0  # seconds for the self-check's machine: it may have to boot a template first
-KEPT_FOLDER = 0o700
 LAUNCHERS = "libexec"  # below a prefix: a folder for each system
 OUR_WORD = "belljar"  # begins every reason of ours
 
@@ -71,13 +70,13 @@ def make_folder(runtime: Runtime, user: User) -> None:
         private_folder(node, mode=0o711)
     path = node / str(user.uid)
     with suppress(FileExistsError):
-        os.mkdir(path, KEPT_FOLDER)
+        os.mkdir(path, PRIVATE_FOLDER)
     with opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as descriptor:
         status = os.fstat(descriptor)
         if status.st_uid not in (0, user.uid):
             raise UnsafeFolder(f"{path}: belongs to uid {status.st_uid}, not to {user.name}")
         os.fchown(descriptor, user.uid, user.gid)
-        os.fchmod(descriptor, KEPT_FOLDER)
+        os.fchmod(descriptor, PRIVATE_FOLDER)
 
 
 class Known:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 LARGEST_FILE = 16 << 20
 LONGEST_LINE = 64 << 10
-DECIDES_THE_IMAGE = ("batch.default_image", "batch.queue_images")
 KEPT = ("HOME", "USER", "LOGNAME", "LANG", "TERM", "TZ")  # of the job's variables, for belljar itself and QEMU
 
 
@@ -83,7 +82,8 @@ def understood(runtime: Runtime) -> tuple[errors.BelljarError | None, bool]:
     except errors.BelljarError as exc:
         mistakes = runtime.inspect().mistakes
         own = [mistake for mistake in mistakes if mistake.is_users]
-        hides = any(it.key in ("", "batch", *DECIDES_THE_IMAGE) and not it.is_users for it in mistakes)
+        of_image = ("", "batch", "batch.default_image", "batch.queue_images")
+        hides = any(it.key in of_image and not it.is_users for it in mistakes)
         text = "; ".join(map(str, own or mistakes)) or exc.message
         sites = errors.HostError(f"this node's settings: {text}", hint="The site has to correct them.")
         runtime.is_lenient = True
