@@ -23,7 +23,7 @@ from belljar.hypervisor.devices import share_kind
 from belljar.jobs import Runtime
 from belljar.jobs.shares import of_site
 from belljar.model import Outcome, Payload, RunPayload, Share, Start, StdinKind
-from belljar.records import dataclass, replace
+from belljar.records import replace
 
 if TYPE_CHECKING:
     from belljar.batch.job.verdict import Run
@@ -109,19 +109,9 @@ class Known:
             self.memory.write(replace(self.memory.read(), passes=0, **changes))
 
 
-@dataclass(frozen=True)
-class Tested:
-    """What a self-check led to."""
-
-    passed: bool
-    reason: str
-    opened: bool
-    passes: int  # in a row
-
-
-def test(runtime: Runtime, node: Known) -> Tested:
+def test(runtime: Runtime, node: Known) -> dict[str, Any]:
     """Start a small machine. Enough passes in a row reopen a node that belljar closed; too many failures in a row close
-    it."""
+    it. Returns whether it passed, and why or why not; whether the node was opened; how many passes there were in a row."""
     settings, begin = runtime.settings.batch, time.monotonic()
     try:
         as_a_job(runtime, settings.check_image or runtime.settings.image.default)
@@ -136,7 +126,7 @@ def test(runtime: Runtime, node: Known) -> Tested:
     opened = may_open and node.is_closed_by_us()
     if opened:
         node.reopen()
-    return Tested(passed, reason, opened, now.passes)
+    return {"passed": passed, "reason": reason, "opened": opened, "passes": now.passes}
 
 
 def as_a_job(runtime: Runtime, image: str) -> None:

@@ -165,8 +165,8 @@ def _status(known: node.Known) -> tuple[dict[str, object], list[str], int]:
 def _test(known: node.Known, runtime: Runtime) -> tuple[dict[str, object], list[str], int]:
     """A small machine; exit 1: it failed."""
     done = node.test(runtime, known)
-    end = f"{'passed' if done.passed else 'FAILED'}: {done.reason}{'; opened again' if done.opened else ''}"
-    return {**vars(done)}, [end], 0 if done.passed else 1
+    word, also = "passed" if done["passed"] else "FAILED", "; opened again" if done["opened"] else ""
+    return done, [f"{word}: {done['reason']}{also}"], 0 if done["passed"] else 1
 
 
 SYSTEMS = {name: f"{name} (experimental)" if batch.load(name).untried else name for name in batch.names()}
