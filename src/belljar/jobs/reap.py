@@ -89,6 +89,7 @@ def result(runtime: Runtime, live: Live, user: User | None, decision: Decision, 
 
 
 def _end(id: str, runtime: Runtime) -> str:
+    """End this machine, or give this device back; runs as its owner."""
     if devices.bindings(runtime).release([id]):  # no machine, but the address of a device
         return "device given back"
     views = [view for view in runtime.machines.list() if view.id == id]

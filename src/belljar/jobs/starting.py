@@ -88,7 +88,7 @@ def check_folder(runtime: Runtime) -> None:
 def ensure_image(runtime: Runtime, reference: str, *, public_only: bool = False) -> None:
     """See `Images.ensure`. Says on stderr why a newer image could not be fetched."""
     if problem := runtime.images.ensure(reference, public_only=public_only):
-        complain(f"{problem}; the image that was imported before is used", "")
+        complain(f"{problem}; the image that was imported before is used")
 
 
 def image_of(runtime: Runtime, reference: str | None, *, brings: bool = False) -> Image | None:
@@ -116,7 +116,7 @@ def finish_the_dead(runtime: Runtime) -> None:
     """What dead supervisors left is cleared away at every start; what cannot be is not a reason not to start."""
     stuck = {end.machine for end in runtime.reaper.quick(START_PATIENCE) if end.error}
     if stuck:
-        complain(f"what is left of {', '.join(sorted(stuck)[:3])} cannot be cleared away; see `belljar reap`", "")
+        complain(f"what is left of {', '.join(sorted(stuck)[:3])} cannot be cleared away; see `belljar reap`")
 
 
 def widen_limits() -> None:

@@ -165,7 +165,7 @@ def become(here: Surroundings, job: Job, runtime: Runtime) -> int:
             from belljar.jobs.node import runner
 
             return end(carry_out(command.unstarted(exc), runner(runtime, job.system))[0])
-        complain(f"{os.fsdecode(command.path)}: {exc.strerror}", "")
+        complain(f"{os.fsdecode(command.path)}: {exc.strerror}")
         os._exit(126 if exc.errno in (8, 13) else 127)
 
 

@@ -168,7 +168,7 @@ async def test_where_no_checkpoint_can_be_made_only_usr1_reaches_no_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    monkeypatch.setattr("belljar.jobs.batch.checkpoints.complain", lambda message, hint: told.set_result(message))
+    monkeypatch.setattr("belljar.jobs.batch.checkpoints.complain", lambda message: told.set_result(message))
     full = Machine(CheckpointFailed("no room: 900 MiB are needed, 10 MiB are free"))
     checks = checkpoints(tmp_path, "on-preempt", job=replace(JOB, notice=notice))
     async with minded(checks, full) as give:

@@ -121,7 +121,7 @@ class Checkpoints:
         why = str(done.exception() or "")
         if why and (stop or not self._was_told):
             self._was_told = True
-            complain(f"not checkpointed: {why}", "")
+            complain(f"not checkpointed: {why}")
         return why
 
     # -- at the end ------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ def finish(ending: Ending, verdict: Verdict, run: Run) -> int:
     ignore_signals(verdict)
     ending, trouble = carry_out(ending, run)
     if trouble:
-        complain(trouble, "")
+        complain(trouble)
     if ending.delay and wait_for_term(ending.delay) and not ending.opens:
         for path, _ in ending.files:  # a job that is deleted meanwhile is not given back
             with suppress(OSError):
@@ -32,7 +32,7 @@ def finish(ending: Ending, verdict: Verdict, run: Run) -> int:
                 os.chmod(path, 0o644)
             os.chmod(ending.opens, stat.S_IMODE(os.stat(ending.opens).st_mode) | 0o011)
     except OSError as exc:
-        complain(f"{exc.filename}: {exc.strerror}: the system cannot see that the job is to start again", "")
+        complain(f"{exc.filename}: {exc.strerror}: the system cannot see that the job is to start again")
     return end(ending)
 
 
