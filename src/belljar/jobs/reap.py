@@ -128,7 +128,8 @@ def _look(runtime: Runtime, *, dry: bool) -> dict[str, Any]:
     """A `Seen` in JSON; runs as the machines' owner."""
     from belljar.machine.outside.registry import jobs_of
 
-    bindings, left = devices.bindings(runtime), runtime.reaper.leftovers() if dry else runtime.reaper.full()
+    bindings = devices.bindings(runtime)
+    left = runtime.reaper.leftovers() if dry else runtime.reaper.full()
     rows = [(undone.machine, undone.what, undone.path, undone.error) for undone in left]
     for binding in bindings.left():  # somebody was killed over it
         what, error = "device half bound", ""

@@ -248,7 +248,8 @@ def make_request(
     from belljar.jobs.shares import of_site
     from belljar.jobs.starting import kind, usual
 
-    settings, system, shares, devices = runtime.settings, batch.load(job.system), tuple[Share, ...](), tuple[str, ...]()
+    settings, system = runtime.settings, batch.load(job.system)
+    shares, devices = tuple[Share, ...](), tuple[str, ...]()
     if checkpoints is None:
         shares = of_site(settings.batch.shares, lambda it: complain(f"batch.shares: {it}: no such folder on this node"))
     env = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in here.env}

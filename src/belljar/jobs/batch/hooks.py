@@ -100,7 +100,8 @@ def epilog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], runtim
     from belljar.jobs import devices
 
     id, name = dialect.epilog(env, words)
-    job, is_killed, what = f"{dialect.name}:{id}", KILLED in words, f"end the machines of {dialect.name}:{id}"
+    job, is_killed = f"{dialect.name}:{id}", KILLED in words
+    what = f"end the machines of {job}"
     report = asked_as(runtime, user_of(name), lambda it: finish(it, job, is_killed), timeout=USER_TIMEOUT, what=what)
     try:
         devices.bindings(runtime).release(job=job)
@@ -132,8 +133,8 @@ def finish(runtime: Runtime, job: str, is_killed: bool = False) -> dict[str, Any
     views = [view for view in runtime.machines.list() if job in jobs_of(view)]
     for view in views if is_killed else ():
         append_line(view.folder / JOURNAL, dumps({"time": time.time(), "event": JOB_KILLED}))
-    ends = (f"machine {view.id} {'ended' if runtime.reaper.end(view) else 'does not go away'}" for view in views)
-    ended = {"ended": list(ends)}
+    words = {True: "ended", False: "does not go away"}
+    ended = {"ended": [f"machine {view.id} {words[runtime.reaper.end(view)]}" for view in views]}
     newest = runtime.machines.newest(job)
     if newest is None:
         return ended
