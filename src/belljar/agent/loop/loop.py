@@ -52,7 +52,7 @@ class Agent(Channel):
         for number in range(1, signal.NSIG):
             if number in (signal.SIGKILL, signal.SIGSTOP) or 32 <= number < signal.SIGRTMIN:
                 continue
-            quiet = number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGALRM)
+            quiet = number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)
             signal.signal(number, (lambda number, stack: None) if quiet else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         self.wake, wake_inner = os.pipe()
@@ -223,8 +223,6 @@ class Agent(Channel):
                     ended(status, (usage.ru_utime, usage.ru_stime, usage.ru_maxrss << 10))
         if self.on_child is not None:
             self.on_child()
-        for errand in list(self.errands):
-            errand.look_at_the_clock()
 
     def _gone(self, process: Process | Connection) -> None:
         if self.processes.get(process.number) is process:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import _signal as signal
 import os
 import select
-import time
 from _collections_abc import Callable
 from contextlib import suppress
 
@@ -106,7 +105,8 @@ class Process:
         if self.pid and is_there and 0 < number <= 64:
             self.job.leaves = self.job.leaves and number != signal.SIGKILL
             if self.end is not None and number == signal.SIGKILL:
-                return self.box.hurry()
+                self.box.is_patient = False
+                return self.box.look()
             if alone:
                 return kill_quietly(self.pid, number)
             self.was_ended = self.was_ended or number == signal.SIGTERM
@@ -192,12 +192,10 @@ class Process:
         """Nobody listens any more: kill it, drop what it says."""
         self.is_silent = True
         self.drop_flows()
-        if not self.pid:
-            self.close()
-        elif self.end is None:
+        if self.pid:
             self.signal(signal.SIGKILL)
         else:
-            self.box.hurry()
+            self.close()
         self.advance()
 
     def drop_flows(self) -> None:
@@ -218,23 +216,29 @@ class Process:
 
 
 class Errand:
-    """Work that may block, in a child: its call is answered when it is done, or out of time."""
+    """Work that may block, in a child: its call is answered when it is done, or out of time. To give up one that no signal reaches is
+    left to the host."""
 
     def __init__(self, agent: Channel, errands: list[Errand], number: int, name: bytes, call: LongCall) -> None:
         seconds, work = call
-        self.late = f"{shown(name)}: not done in the guest within {seconds} s"
         self.agent, self.errands, self.number = agent, errands, number
-        self.deadline = time.monotonic() + seconds
+
+        def be_late(number: int, stack: object) -> None:
+            raise Refused("refused", f"{shown(name)}: not done in the guest within {seconds} s")
+
         self.reading, writing = os.pipe()
         self.pid = os.fork()
         if not self.pid:
-            signal.set_wakeup_fd(-1)
-            os.write(writing, self._answer(work))
-            os._exit(0)
+            try:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGALRM, be_late)
+                signal.alarm(max(1, seconds))
+                os.write(writing, self._answer(work))
+            finally:
+                os._exit(0)
         os.close(writing)
         errands.append(self)
         agent.watch(self.reading, select.EPOLLIN, self._done)
-        signal.alarm(max(1, seconds))
 
     @staticmethod
     def _answer(work: Callable[[], bytes | None]) -> bytes:
@@ -252,12 +256,6 @@ class Errand:
             return self.agent.send(REPLY, self.number, answer)
         message = answer.decode("utf-8", "replace") or "a child of the agent was killed"
         self.agent.refuse(self.number, kind.decode() or "refused", message)
-
-    def look_at_the_clock(self) -> None:
-        """Out of time: the answer is given without the child, which may be where no signal reaches it."""
-        if time.monotonic() >= self.deadline:
-            self.abandon()
-            self.agent.refuse(self.number, "refused", self.late)
 
     def _close(self) -> None:
         self.agent.unwatch(self.reading)
