@@ -20,7 +20,7 @@ from belljar.agent.loop.channel import Channel, Usage
 from belljar.agent.loop.connection import Connection
 from belljar.agent.loop.hold import Holder, install_hold, spent
 from belljar.agent.loop.payload import Job, Zygote, place, three_pipes
-from belljar.agent.loop.process import Errand, Process
+from belljar.agent.loop.process import Errand, Process, look_at_the_clock
 from belljar.agent.wire import CALL, GREETING, HEIR, OF_PROCESS, PING, PONG, PORT, REPLY, WireError, Words, welcome
 
 
@@ -52,7 +52,7 @@ class Agent(Channel):
         for number in range(1, signal.NSIG):
             if number in (signal.SIGKILL, signal.SIGSTOP) or 32 <= number < signal.SIGRTMIN:
                 continue
-            quiet = number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)
+            quiet = number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGALRM)
             signal.signal(number, (lambda number, stack: None) if quiet else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         self.wake, wake_inner = os.pipe()
@@ -223,6 +223,7 @@ class Agent(Channel):
                     ended(status, (usage.ru_utime, usage.ru_stime, usage.ru_maxrss << 10))
         if self.on_child is not None:
             self.on_child()
+        look_at_the_clock(self.errands)
 
     def _gone(self, process: Process | Connection) -> None:
         if self.processes.get(process.number) is process:
