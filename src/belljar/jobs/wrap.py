@@ -98,11 +98,11 @@ def surroundings(words: list[str]) -> Surroundings:
     options, rest = dict[str, str](), list(words)
     while rest and rest[0].startswith("--") and (word := rest.pop(0)) != "--":
         for option in word.split():
-            if (found := re.fullmatch("--([^=]+)=(.*)", option)) is None:
+            if (match := re.fullmatch("--([^=]+)=(.*)", option, re.DOTALL)) is None:
                 raise errors.BadOption(f"{option}: not of the form --WORD=VALUE")
-            options[found[1]] = found[2]
+            options[match[1]] = match[2]
     return Surroundings(
-        argv=tuple(map(os.fsencode, rest)), env=environment(), cwd=os.readlink(b"/proc/self/cwd"), uid=os.geteuid(),
+        argv=tuple(map(os.fsencode, rest)), env=environment(), cwd=_cwd(), uid=os.geteuid(),
         gid=os.getegid(), groups=tuple(os.getgroups()), options=options, stdin=_stdin, read=_read,
     )  # fmt: skip
 
@@ -120,6 +120,13 @@ def clear_environment(here: Surroundings) -> None:
     kept = {name: here.var(name) for name in names if name in KEPT or name.startswith("BELLJAR_")}
     os.environ.clear()
     os.environ.update({"PATH": SEARCH_PATH, **kept})
+
+
+def _cwd() -> bytes:
+    try:
+        return os.getcwdb()
+    except FileNotFoundError:
+        return b"/"
 
 
 def _stdin() -> bytes:
