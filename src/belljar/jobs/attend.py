@@ -209,12 +209,12 @@ async def suspend(loop: StoppableLoop, orders: Orders, terminal: RawTerminal | N
         async with asyncio.timeout(PAUSE_LIMIT):
             await done.wait()
     if terminal is not None:
-        terminal.__exit__()
+        terminal.restore()
     begin = time.monotonic()
     os.kill(os.getpid(), signal.SIGSTOP)
     loop.leave_out(begin, time.monotonic())
     if terminal is not None:
-        terminal.__enter__()
+        terminal.enter()
         tell_size(orders)  # of a change while we were stopped only those in the foreground were told
 
 
@@ -226,7 +226,7 @@ def raw_terminal(is_wanted: bool) -> AbstractContextManager[RawTerminal | None]:
 class RawTerminal:
     """The caller's terminal, of which every byte goes to the guest, which echoes and interprets them; and always back again."""
 
-    def __enter__(self) -> RawTerminal:
+    def enter(self) -> RawTerminal:
         import termios
         import tty
 
@@ -234,9 +234,11 @@ class RawTerminal:
         tty.setraw(0, termios.TCSADRAIN)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def restore(self, *_: object) -> None:
         """Give it back as it was. A terminal that is gone is fine."""
         import termios
 
         with suppress(termios.error):
             termios.tcsetattr(0, termios.TCSADRAIN, self._before)
+
+    __enter__, __exit__ = enter, restore
