@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from belljar.errors import HostError
-from belljar.host.guard.certificates import certificate, key_text, new_key
+from belljar.host.guard.certificates import certificate, key_text
 from belljar.host.guard.names import name
 from belljar.model import Secret
 
@@ -35,12 +35,11 @@ class Vault:
         self.bundle = "".join(map(ssl.DER_cert_to_PEM_cert, roots)).encode() + authority
         self.inward = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.inward.set_alpn_protocols(PROTOCOLS)
-        with open(os.memfd_create("chain"), "w+b") as file:  # OpenSSL's functions that Python offers want a path
+        with open(os.memfd_create("chain"), "wb", 0) as file:  # OpenSSL's functions that Python offers want a path
             file.write(chain)
-            file.flush()
             self.inward.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
 
-    def has(self, host: str, port: int | None) -> bool:
+    def has(self, host: str, port: int) -> bool:
         """Is there a secret that is sent there?"""
         return any(place.fits(host, port) for _, _, hosts in self._secrets for place in hosts)
 
@@ -69,6 +68,6 @@ def _replaced(text: bytes, placeholder: bytes, value: bytes) -> bytes:
 
 def certificates(hosts: list[str]) -> tuple[bytes, bytes]:
     """An authority's certificate, and a key with its certificate for these hosts. The authority's own key is forgotten."""
-    title, root, key = "belljar machine", new_key(), new_key()
-    chain = key_text(key) + certificate("belljar proxy", key, hosts, DAYS, signer=(title, root))
-    return certificate(title, root, (), DAYS), chain
+    root, authority = certificate("belljar machine", (), DAYS)
+    key, own = certificate("belljar proxy", hosts, DAYS, signer=("belljar machine", root))
+    return authority, key_text(key) + own

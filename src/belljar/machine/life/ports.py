@@ -10,7 +10,6 @@ import asyncio
 import os
 import socket
 import struct
-from contextlib import suppress
 from functools import partial
 
 from belljar.errors import BadOption, BelljarError
@@ -39,21 +38,27 @@ class Ports:
 
     async def open(self, port: Port) -> Port:
         """Listen, and return where. Raises BadOption, NoSpace."""
-        what = f"--publish {port.place}:{port.guest}"
+        from ipaddress import ip_address
+
+        what, carry = f"--publish {port.place}:{port.guest}", partial(self._carry, port.guest)
         if not self._life.request.work.has_agent:
             hint = "With `--ready agent` it has one."
             raise BadOption(f"{what}: nobody in the guest could connect: it has no agent of belljar's", hint=hint)
-        family = self._family(port, what)
-        self._life.record.write("publish", port=port)
         try:
-            listener = socket.create_server((port.address, port.host), family=family, backlog=BACKLOG)
-        except OSError as exc:
-            hint = (
-                "Choose an address of this host, or none for the loopback; and a free port from 1024 on, or 0 for any."
-            )
-            raise BadOption(f"{what}: {os.strerror(exc.errno or 0)}", hint=hint) from exc
-        self._servers.append(await asyncio.start_server(partial(self._carry, port.guest), sock=listener))
-        made = Port(port.guest, listener.getsockname()[1], port.address)
+            is_local = ip_address(port.address).is_loopback
+            if self._allowed is Publish.NONE or not (is_local or self._allowed is Publish.ANY):
+                why = f'{what}: this host\'s settings do not allow it (`network.publish = "{self._allowed.value}"`)'
+                raise BadOption(why, hint="Leave the address out for the loopback, or ask your site.")
+            if not 1 <= port.guest <= 65535:
+                raise ValueError(f"{port.guest} is not a port")
+            self._life.record.write("publish", port=port)
+            server = await asyncio.start_server(carry, port.address, port.host)
+        except (OSError, OverflowError, ValueError) as exc:
+            why = os.strerror(exc.errno or 0) if isinstance(exc, OSError) else str(exc)
+            hint = "Choose an address of this host, or none for the loopback; a free port from 1024 on, or 0 for any."
+            raise BadOption(f"{what}: {why}", hint=hint) from exc
+        self._servers.append(server)
+        made = Port(port.guest, server.sockets[0].getsockname()[1], port.address)
         self._life.record.tell("published", port=made)
         return made
 
@@ -64,19 +69,6 @@ class Ports:
         for task in list(self._tasks):
             await cancelled(task)
 
-    def _family(self, port: Port, what: str) -> socket.AddressFamily:
-        """Raises BadOption for what no host has, or this one does not allow."""
-        from ipaddress import ip_address
-
-        with suppress(ValueError):
-            address = ip_address(port.address)
-            if 0 <= port.host <= 65535 and 1 <= port.guest <= 65535:
-                if self._allowed is Publish.ANY or (self._allowed is Publish.LOOPBACK and address.is_loopback):
-                    return socket.AF_INET if address.version == 4 else socket.AF_INET6
-                why = f'this host\'s settings do not allow it (`network.publish = "{self._allowed.value}"`)'
-                raise BadOption(f"{what}: {why}", hint="Leave the address out for the loopback, or ask your site.")
-        raise BadOption(f"{what}: not an IP address of this host and two ports")
-
     async def _carry(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, to its end on both sides."""
         client, task = Client(writer), asyncio.current_task()
@@ -84,11 +76,10 @@ class Ports:
             return writer.transport.abort()
         self._tasks.add(task)
         try:
-            with suppress(OSError):
-                await self._running.is_up.wait()
-                async with self._free:
-                    if (guest := self._running.guest) is not None:
-                        await (await guest.connect(port, Streams(reader, client, None))).wait()
+            await self._running.is_up.wait()
+            async with self._free:
+                if (guest := self._running.guest) is not None:
+                    await (await guest.connect(port, Streams(reader, client, None))).wait()
         except BelljarError as error:
             if (port, error.message) not in self._refusals:
                 self._refusals.add((port, error.message))
