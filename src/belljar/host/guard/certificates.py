@@ -15,15 +15,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 Key = ec.EllipticCurvePrivateKey
 
 
-def key_text(key: Key) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-
-
 def certificate(
     title: str, hosts: Iterable[str], days: int, signer: tuple[str, Key] | None = None
-) -> tuple[Key, bytes]:
-    """A new key and its certificate, for these names and addresses; signed by an authority with this title and key, or by itself:
-    then it is one."""
+) -> tuple[Key, bytes, bytes]:
+    """A new key, its text, and its certificate for these names and addresses; signed by an authority with this title and key, or by
+    itself: then it is one."""
     key, now, is_root = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC), signer is None
     above, own = signer or (title, key)
     subject, issuer = (x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text[:64])]) for text in (title, above))
@@ -39,7 +35,8 @@ def certificate(
     )
     if names := [_name(host) for host in hosts]:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    return key, builder.sign(own, SHA256()).public_bytes(Encoding.PEM)
+    text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return key, text, builder.sign(own, SHA256()).public_bytes(Encoding.PEM)
 
 
 def _name(text: str) -> x509.GeneralName:

@@ -15,7 +15,7 @@ HOST = r"(?=.{1,253}(?::|$))(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z](
 PLAIN, RULE = re.compile(HOST), re.compile(rf"((?:\*\.)?{HOST})(?::(\d{{1,5}}))?", re.ASCII)
 WEB = (80, 443)
 KINDS = (b"\0\1\0\1", b"\0\x1c\0\1")  # A and AAAA, of the Internet
-HANDSHAKE, CLIENT_HELLO, SERVER_NAME, HOST_NAME = 22, b"\1", b"\0\0", b"\0"
+HANDSHAKE, CLIENT_HELLO, SERVER_NAME, HOST_NAME = 22, b"\1", b"\0\0", 0
 STANDARD_QUERY, RECURSION, RESPONSE = 0x0000, 0x0100, 0x8180
 NO_DATA, NO_SUCH_NAME = 0, 3
 MATTERS = 0xFA00  # of the flags: response, opcode, truncated
@@ -97,19 +97,19 @@ def server_name(data: bytes) -> str | None:
 
 
 def _named(hello: bytes) -> str:
-    rest, names = hello[2 + 32 :], []  # without version and random
+    rest, found = hello[2 + 32 :], []  # without version and random
     for size in (1, 2, 1):  # session, ciphers, compression
         _, rest = _cut(rest, size)
     extensions, _ = _cut(rest, 2)
     while extensions:
         kind, (body, extensions) = extensions[:2], _cut(extensions[2:], 2)
-        entries, _ = _cut(body, 2) if kind == SERVER_NAME else (b"", b"")
-        while entries:
-            kind, (host, entries) = entries[:1], _cut(entries[1:], 2)
-            names.append(host.decode("ascii").lower() if kind == HOST_NAME else "")
-    if len(names) != 1 or PLAIN.fullmatch(names[0]) is None:
+        if kind == SERVER_NAME:
+            found.append(body)
+    host = b"".join(found)[5:]
+    text = host.decode("ascii").lower()
+    if found != [struct.pack(">HBH", 3 + len(host), HOST_NAME, len(host)) + host] or PLAIN.fullmatch(text) is None:
         raise ValueError("it names no host")
-    return names[0]
+    return text
 
 
 def _cut(data: bytes, size: int) -> tuple[bytes, bytes]:

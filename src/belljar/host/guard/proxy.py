@@ -66,16 +66,17 @@ class Proxy:
                     sent = await reader.readexactly(1)
                     if is_tls := sent[0] == HANDSHAKE and not within:
                         sent, host = await hello_of(reader, sent)
-                        self._check(host, port)
-                        if vault is not None and vault.has(host, port):
-                            break
+                    else:
+                        request = await head_of(reader, sent)
+                        host, port = wanted(request, port, within)
+                    if not self._egress.reaches(host, port):
+                        raise ValueError("not allowed")
+                    if is_tls and vault is not None and vault.has(host, port):
+                        break
+                    if is_tls:
                         outward = await self._connected(host, port)
                         outward[1].write(sent)
-                        continue
-                    request = await head_of(reader, sent)
-                    host, port = wanted(request, port, within)
-                    self._check(host, port)
-                    if request.method == b"CONNECT":
+                    elif request.method == b"CONNECT":
                         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
                     else:
                         outward = await self._sent(request, host, port, vault if within else None)
@@ -118,10 +119,6 @@ class Proxy:
         outward = await self._connected(host, port, ends.outward if ends else None)
         outward[1].write(head(request, headers))
         return outward
-
-    def _check(self, host: str, port: int) -> None:
-        if not self._egress.reaches(host, port):
-            raise ValueError("not allowed")
 
     async def _connected(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> Line:
         """Raises ValueError, OSError, HostError."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from belljar.errors import HostError
-from belljar.host.guard.certificates import certificate, key_text
+from belljar.host.guard.certificates import certificate
 from belljar.host.guard.names import name
 from belljar.model import Secret
 
@@ -68,6 +68,6 @@ def _replaced(text: bytes, placeholder: bytes, value: bytes) -> bytes:
 
 def certificates(hosts: list[str]) -> tuple[bytes, bytes]:
     """An authority's certificate, and a key with its certificate for these hosts. The authority's own key is forgotten."""
-    root, authority = certificate("belljar machine", (), DAYS)
-    key, own = certificate("belljar proxy", hosts, DAYS, signer=("belljar machine", root))
-    return authority, key_text(key) + own
+    root, _, authority = certificate("belljar machine", (), DAYS)
+    _, key, own = certificate("belljar proxy", hosts, DAYS, signer=("belljar machine", root))
+    return authority, key + own

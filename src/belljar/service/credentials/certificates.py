@@ -18,11 +18,11 @@ def own_certificate(path: Path, names: tuple[str, ...]) -> str:
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding
 
-    from belljar.host.guard.certificates import certificate, key_text
+    from belljar.host.guard.certificates import certificate
 
     if not path.exists():
-        key, own = certificate(names[0], names, DAYS)
-        write_whole(path, key_text(key) + own, durable=True)
+        _, key, own = certificate(names[0], names, DAYS)
+        write_whole(path, key + own, durable=True)
     try:
         known = x509.load_pem_x509_certificate(read_capped(path, LARGEST))
     except ValueError as exc:
