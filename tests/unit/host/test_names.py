@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.host.guard.names import Name, name, query, server_name
+from belljar.host.guard.names import OPT, Name, name, query, server_name
 
 
 def hello(host: str | None = "data.example.org") -> bytes:
@@ -118,9 +118,11 @@ def test_what_is_no_plain_query_is_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize(("kind", "of"), [(16, 1), (65, 1), (255, 1), (1, 3)])
 def test_a_query_of_another_type_is_answered_with_nothing(kind: int, of: int) -> None:
-    found = query(asked("a.example", kind, of=of, counts=(1, 0, 0, 1), tail=b"option"))
+    found = query(asked("a.example", kind, of=of, tail=b"hidden"))
     assert not found.is_for_address
     assert found.answer(3) == asked("a.example", kind, of=of, flags=0x8183)
+    with_option = query(asked("a.example", kind, of=of, counts=(1, 0, 0, 1), tail=b"option"))
+    assert with_option.answer(3) == asked("a.example", kind, of=of, flags=0x8183, counts=(1, 0, 0, 1), tail=OPT)
 
 
 # -- rules ---------------------------------------------------------------------------------------------------------------

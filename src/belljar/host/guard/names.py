@@ -54,18 +54,17 @@ class Query:
     host: str
     is_for_address: bool  # A or AAAA
     wire: bytes  # the datagram that asks this and nothing else
-    question: bytes
 
     def answer(self, code: int) -> bytes:
         """The datagram that answers it with nothing."""
-        return self.wire[:2] + struct.pack(">5H", RESPONSE | code, 1, 0, 0, 0) + self.question
+        return self.wire[:2] + struct.pack(">H", RESPONSE | code) + self.wire[4:]
 
 
 def query(data: bytes) -> Query:
     """Read a datagram to a name server. Raises ValueError for all but one plain question."""
     if len(data) < 12:
         raise ValueError("too short")
-    number, flags, questions, answers, authorities, additional = struct.unpack_from(">6H", data)
+    _, flags, questions, answers, authorities, additional = struct.unpack_from(">6H", data)
     if flags & MATTERS != STANDARD_QUERY or (questions, answers, authorities) != (1, 0, 0) or additional > 1:
         raise ValueError("not a plain query")
     labels, rest = [], data[12:]
@@ -76,9 +75,9 @@ def query(data: bytes) -> Query:
         raise ValueError("not the name of a host")
     if len(rest) < 5:
         raise ValueError("it ends too soon")
-    head = struct.pack(">6H", number, RECURSION, 1, 0, 0, additional)
     question = data[12 : len(data) - len(rest) + 5]
-    return Query(host, question[-4:] in KINDS, head + question + OPT * additional, question)
+    wire = data[:2] + struct.pack(">5H", RECURSION, 1, 0, 0, additional) + question + OPT * additional
+    return Query(host, question[-4:] in KINDS, wire)
 
 
 def server_name(data: bytes) -> str | None:

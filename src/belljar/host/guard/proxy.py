@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import h11
@@ -30,7 +30,6 @@ PATIENCE, LINGER = 30.0, 2.0  # seconds: until bytes are carried; for a client t
 UNKNOWN_NAME = bytes((21, 3, 3, 0, 2, 2, 112))  # an alert of TLS: fatal, unrecognized_name
 NOTHING_THERE = (OSError, HostError)  # where the guest may go. ValueError: it may not, or does not say where it goes
 Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]  # one side of a connection
-Headers = list[tuple[bytes, bytes]]
 OF_A_HOP = (b"connection", b"keep-alive", b"proxy-authorization", b"proxy-connection")  # headers that go no further
 
 
@@ -189,7 +188,7 @@ def wanted(request: h11.Request, port: int, within: str) -> tuple[str, int]:
     return place.host, port if within else place.port or usual
 
 
-def head(request: h11.Request, headers: Headers) -> bytes:
+def head(request: h11.Request, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """As it is sent on: for one request, unless its connection is to become another protocol's."""
     target = request.target
     if not target.startswith((b"/", b"*")):
