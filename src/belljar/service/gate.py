@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import HostError
+from belljar.host.streams import Works, accepted, as_streams
 from belljar.service.credentials.certificates import own_certificate
-from belljar.service.streams import Works, accepted, as_streams
 
 MOST = 300  # connections at a time
 HANDSHAKE = 10.0  # seconds

@@ -34,7 +34,8 @@ class Site:
         self, *names: str, port: int, vault: Vault | None = None, allow: tuple[str, ...] = ("127.0.0.1",)
     ) -> Proxy:
         only = Only(names=tuple(Name(host, port) for host in names))
-        egress = Egress(allow=tuple(map(rule, allow)), only=(only,))
+        secret = Only(names=(Name(HOST, port),)) if vault else Only()
+        egress = Egress(allow=tuple(map(rule, allow)), only=(only,), secret=secret)
         return Proxy(egress, self.refused.append, vault, self.addresses.__getitem__)
 
     @asynccontextmanager
@@ -234,7 +235,8 @@ async def test_a_client_that_asks_again_on_the_same_connection_ends_that_alone(
 
 async def test_elsewhere_it_stays_a_placeholder_which_is_told_once(site: Site) -> None:
     async with trusted(site) as (port, vault), site.server() as plain:
-        proxy = Proxy(Egress(allow=(rule("127.0.0.1"),)), site.refused.append, vault, site.addresses.__getitem__)
+        egress = Egress(allow=(rule("127.0.0.1"),), secret=Only(names=(Name(HOST, port),)))
+        proxy = Proxy(egress, site.refused.append, vault, site.addresses.__getitem__)
         for _ in range(2):
             await said(proxy, get(f"{OTHER}:{plain}", f"X: {TOKEN.placeholder}"))
         await said(proxy, get(f"{HOST}:{port}", f"X: {TOKEN.placeholder}"))  # in the clear

@@ -15,7 +15,7 @@ HOST = r"(?=.{1,253}(?::|$))(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z](
 PLAIN, RULE = re.compile(HOST), re.compile(rf"((?:\*\.)?{HOST})(?::(\d{{1,5}}))?", re.ASCII)
 WEB = (80, 443)
 KINDS = (b"\0\1\0\1", b"\0\x1c\0\1")  # A and AAAA, of the Internet
-HANDSHAKE, CLIENT_HELLO, SERVER_NAME, HOST_NAME = 22, b"\1", b"\0\0", 0
+CLIENT_HELLO, SERVER_NAME, HOST_NAME = b"\1", b"\0\0", 0
 STANDARD_QUERY, RECURSION, RESPONSE = 0x0000, 0x0100, 0x8180
 NO_DATA, NO_SUCH_NAME = 0, 3
 MATTERS = 0xFA00  # of the flags: response, opcode, truncated
@@ -80,22 +80,12 @@ def query(data: bytes) -> Query:
     return Query(host, question[-4:] in KINDS, wire)
 
 
-def server_name(data: bytes) -> str | None:
-    """The host that a TLS client wants, as the beginning of its connection says in the clear (of an encrypted hello: the
-    outer one); None: more has to come. Raises ValueError where that is not TLS, or names no host."""
-    hello, at = b"", 0
-    while at + 5 <= len(data):
-        kind, version, length = struct.unpack_from(">BBxH", data, at)
-        hello += data[at + 5 : at + 5 + length]
-        at += 5 + length
-        if (kind, version) != (HANDSHAKE, 3) or length == 0 or hello[:1] not in (b"", CLIENT_HELLO):
-            raise ValueError("not the beginning of TLS")
-        if len(hello) >= 4 and len(hello) >= (end := 4 + int.from_bytes(hello[1:4], "big")):
-            return _named(hello[4:end])
-    return None
-
-
-def _named(hello: bytes) -> str:
+def server_name(message: bytes) -> str:
+    """The host that a TLS client wants, as its first message says in the clear (of an encrypted hello: the outer one). Raises
+    ValueError where it is another message, or names no host."""
+    if message[:1] != CLIENT_HELLO:
+        raise ValueError("not the beginning of TLS")
+    hello, _ = _cut(message[1:], 3)
     rest, found = hello[2 + 32 :], []  # without version and random
     for size in (1, 2, 1):  # session, ciphers, compression
         _, rest = _cut(rest, size)

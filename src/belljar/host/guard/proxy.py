@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Iterable
+import struct
+from collections.abc import Callable
 from contextlib import suppress
 
 import h11
@@ -18,8 +19,9 @@ import h11
 from belljar.errors import HostError
 from belljar.hints import TYPE_CHECKING
 from belljar.host.guard.egress import Egress, obstacle
-from belljar.host.guard.names import HANDSHAKE, WEB, name, server_name
+from belljar.host.guard.names import WEB, name, server_name
 from belljar.host.guard.traffic import Call, Refusal, Refusals
+from belljar.host.streams import as_streams, pump
 from belljar.host.threads import in_thread
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 CHUNK, LARGEST_HEAD, MOST, LOOKING = 1 << 16, 1 << 16, 512, 8  # bytes; connections, and threads that look names up
 PATIENCE, LINGER = 30.0, 2.0  # seconds: until bytes are carried; for a client to read its refusal
+HANDSHAKE, RECORD = 22, 5  # TLS (RFC 8446, 5.1): what a record begins with, and how long that beginning is
 UNKNOWN_NAME = bytes((21, 3, 3, 0, 2, 2, 112))  # an alert of TLS: fatal, unrecognized_name
 NOTHING_THERE = (OSError, HostError)  # where the guest may go. ValueError: it may not, or does not say where it goes
 Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]  # one side of a connection
@@ -62,7 +65,7 @@ class Proxy:
         try:
             async with asyncio.timeout(PATIENCE):
                 while outward is None:
-                    sent = await reader.readexactly(1)
+                    sent = await reader.readexactly(RECORD)
                     if is_tls := sent[0] == HANDSHAKE and not within:
                         sent, host = await hello_of(reader, sent)
                     else:
@@ -70,15 +73,15 @@ class Proxy:
                         host, port = wanted(request, port, within)
                     if not self._egress.reaches(host, port):
                         raise ValueError("not allowed")
-                    if is_tls and vault is not None and vault.has(host, port):
+                    if is_tls and vault is not None and self._egress.secret.has(host, port):
                         break
-                    if is_tls:
-                        outward = await self._connected(host, port)
-                        outward[1].write(sent)
-                    elif request.method == b"CONNECT":
+                    if not is_tls and request.method == b"CONNECT":
                         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
-                    else:
-                        outward = await self._sent(request, host, port, vault if within else None)
+                        continue
+                    if not is_tls:
+                        sent = self._head(request, host, port, is_clear=not within)
+                    outward = await self._connected(host, port, vault.outward if vault and within else None)
+                    outward[1].write(sent)
         except (ValueError, *NOTHING_THERE) as exc:
             await self._refuse(line, exc, host, port, is_tls)
         except EOFError:
@@ -96,28 +99,28 @@ class Proxy:
         ours, theirs = socket.socketpair()  # asyncio's TLS wants a socket where nothing was read yet
         other = await asyncio.open_connection(sock=theirs)
         other[1].write(sent)
-        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(LARGEST_HEAD)
-        protocol = asyncio.StreamReaderProtocol(reader)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(carry(line, other))
             try:
-                transport, _ = await loop.connect_accepted_socket(lambda: protocol, ours, ssl=context)
+                inner = await as_streams(ours, context, PATIENCE, LARGEST_HEAD)
             except OSError:
                 reason = "the guest's program does not trust the certificate that it was shown"
                 self._refusals.add(host, port, "tcp", reason)
             else:
-                await self._route((reader, asyncio.StreamWriter(transport, protocol, reader, loop)), port, host)
+                await self._route(inner, port, host)
 
-    async def _sent(self, request: h11.Request, host: str, port: int, ends: Vault | None) -> Line:
-        """The connection to a host, where this request was sent. *ends*: its TLS. Raises ValueError, OSError, HostError."""
-        headers = list(request.headers.raw_items())
+    def _head(self, request: h11.Request, host: str, port: int, *, is_clear: bool) -> bytes:
+        """As a request is sent on: it is its connection's last, unless that is to become another protocol's."""
+        headers, target = list(request.headers.raw_items()), request.target
         if self._vault is not None:
-            headers, strays = self._vault.filled(headers, host, port if ends else None)
+            headers, strays = self._vault.filled(headers, host, None if is_clear else port)
             for stray in strays:
                 self._refusals.add(host, port, "tcp", f"{stray} is sent as its placeholder")
-        outward = await self._connected(host, port, ends.outward if ends else None)
-        outward[1].write(head(request, headers))
-        return outward
+        if not target.startswith((b"/", b"*")):
+            target = b"/" + target[len(b"http://") :].partition(b"/")[2]
+        own = (b"%s: %s" % pair for pair in headers if pair[0].lower() not in OF_A_HOP)
+        last = b"Connection: " + (b"upgrade" if b"upgrade" in dict(request.headers) else b"close")
+        return b"\r\n".join((b"%s %s HTTP/%s" % (request.method, target, request.http_version), *own, last, b"\r\n"))
 
     async def _connected(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> Line:
         """Raises ValueError, OSError, HostError."""
@@ -152,12 +155,18 @@ class Proxy:
 
 
 async def hello_of(reader: asyncio.StreamReader, sent: bytes) -> tuple[bytes, str]:
-    """The beginning of TLS, and the host that it names. Raises EOFError, ValueError, OSError."""
-    while (host := server_name(sent)) is None:
-        if len(sent) > LARGEST_HEAD or not (more := await reader.read(CHUNK)):
-            raise EOFError
-        sent += more
-    return sent, host
+    """TLS up to the end of its first message, whose first record begins so, and the host that it names. Raises EOFError, ValueError,
+    OSError."""
+    message, record = b"", sent
+    while True:
+        kind, version, length = struct.unpack(">BBxH", record)
+        if (kind, version) != (HANDSHAKE, 3) or not length or len(sent) > LARGEST_HEAD:
+            raise ValueError("not the beginning of TLS")
+        message += (part := await reader.readexactly(length))
+        sent += part
+        if len(message) >= 4 and len(message) >= 4 + int.from_bytes(message[1:4], "big"):
+            return sent, server_name(message)
+        sent += (record := await reader.readexactly(RECORD))
 
 
 async def head_of(reader: asyncio.StreamReader, first: bytes) -> h11.Request:
@@ -188,17 +197,6 @@ def wanted(request: h11.Request, port: int, within: str) -> tuple[str, int]:
     return place.host, port if within else place.port or usual
 
 
-def head(request: h11.Request, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """As it is sent on: for one request, unless its connection is to become another protocol's."""
-    target = request.target
-    if not target.startswith((b"/", b"*")):
-        target = b"/" + target[len(b"http://") :].partition(b"/")[2]
-    own = (b"%s: %s" % pair for pair in headers if pair[0].lower() not in OF_A_HOP)
-    last = b"Connection: " + (b"upgrade" if b"upgrade" in dict(request.headers) else b"close")
-    first = b"%s %s HTTP/%s" % (request.method, target, request.http_version)
-    return b"\r\n".join((first, *own, last, b"\r\n"))
-
-
 async def carry(one: Line, other: Line) -> None:
     """Both ways, to both ends, or until one of them breaks."""
     try:
@@ -212,10 +210,8 @@ async def carry(one: Line, other: Line) -> None:
 
 
 async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """All that comes, to its end. Raises OSError."""
-    while data := await reader.read(CHUNK):
-        writer.write(data)
-        await writer.drain()
+    """All that comes, and its end. Raises OSError."""
+    await pump(reader, writer)
     end(writer)
 
 

@@ -39,10 +39,6 @@ class Vault:
             file.write(chain)
             self.inward.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
 
-    def has(self, host: str, port: int) -> bool:
-        """Is there a secret that is sent there?"""
-        return any(place.fits(host, port) for _, _, hosts in self._secrets for place in hosts)
-
     def filled(self, headers: Headers, host: str, port: int | None) -> tuple[Headers, list[str]]:
         """The headers of a request with the secrets for this host; and the names of those that are not for it. *port* None:
         nothing is, for it goes in the clear."""

@@ -10,14 +10,12 @@ import asyncio
 import os
 import socket
 import struct
-from functools import partial
 
 from belljar.errors import BadOption, BelljarError
 from belljar.guest import Streams
-from belljar.hints import Any
+from belljar.host.streams import Works
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.work import Running
-from belljar.machine.orders import cancelled
 from belljar.model import Port
 from belljar.network import Publish
 
@@ -31,16 +29,14 @@ class Ports:
 
     def __init__(self, life: Lifecycle, running: Running, allowed: Publish) -> None:
         self._life, self._running, self._allowed = life, running, allowed
-        self._servers: list[asyncio.Server] = []
-        self._free = asyncio.Semaphore(MOST)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._servers, self._works, self._free = list[asyncio.Server](), Works(OSError), asyncio.Semaphore(MOST)
         self._refusals: set[tuple[int, str]] = set()  # that were told
 
     async def open(self, port: Port) -> Port:
         """Listen, and return where. Raises BadOption, NoSpace."""
         from ipaddress import ip_address
 
-        what, carry = f"--publish {port.place}:{port.guest}", partial(self._carry, port.guest)
+        what = f"--publish {port.place}:{port.guest}"
         if not self._life.request.work.has_agent:
             hint = "With `--ready agent` it has one."
             raise BadOption(f"{what}: nobody in the guest could connect: it has no agent of belljar's", hint=hint)
@@ -52,7 +48,9 @@ class Ports:
             if not 1 <= port.guest <= 65535:
                 raise ValueError(f"{port.guest} is not a port")
             self._life.record.write("publish", port=port)
-            server = await asyncio.start_server(carry, port.address, port.host)
+            server = await asyncio.start_server(
+                lambda *ends: self._works.begin(self._carry(port.guest, *ends)), port.address, port.host
+            )
         except (OSError, OverflowError, ValueError) as exc:
             why = os.strerror(exc.errno or 0) if isinstance(exc, OSError) else str(exc)
             hint = "Choose an address of this host, or none for the loopback; a free port from 1024 on, or 0 for any."
@@ -66,26 +64,22 @@ class Ports:
         """Its guest is gone by now, and so are the connections that were carried."""
         for server in self._servers:
             server.close()
-        for task in list(self._tasks):
-            await cancelled(task)
+        await self._works.end()
 
     async def _carry(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, to its end on both sides."""
-        client, task = Client(writer), asyncio.current_task()
-        if task is None or len(self._tasks) >= MOST + BACKLOG:
-            return writer.transport.abort()
-        self._tasks.add(task)
+        client = Client(writer)
         try:
-            await self._running.is_up.wait()
-            async with self._free:
-                if (guest := self._running.guest) is not None:
-                    await (await guest.connect(port, Streams(reader, client, None))).wait()
+            if len(self._works) <= MOST + BACKLOG:
+                await self._running.is_up.wait()
+                async with self._free:
+                    if (guest := self._running.guest) is not None:
+                        await (await guest.connect(port, Streams(reader, client, None))).wait()
         except BelljarError as error:
             if (port, error.message) not in self._refusals:
                 self._refusals.add((port, error.message))
                 self._life.record.tell("connection-refused", port=port, reason=error.message)
         finally:
-            self._tasks.discard(task)
             if not client.is_whole:
                 writer.transport.abort()
             writer.close()

@@ -7,7 +7,8 @@ import errno
 import socket
 from collections.abc import AsyncIterator, Awaitable, Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+
+from belljar.hints import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import ssl
