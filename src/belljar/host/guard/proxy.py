@@ -79,7 +79,7 @@ class Proxy:
                         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
                         continue
                     if not is_tls:
-                        sent = self._head(request, host, port, is_clear=not within)
+                        sent = self._head(request, host, port, within)
                     outward = await self._connected(host, port, vault.outward if vault and within else None)
                     outward[1].write(sent)
         except (ValueError, *NOTHING_THERE) as exc:
@@ -109,18 +109,19 @@ class Proxy:
             else:
                 await self._route(inner, port, host)
 
-    def _head(self, request: h11.Request, host: str, port: int, *, is_clear: bool) -> bytes:
+    def _head(self, request: h11.Request, host: str, port: int, within: str) -> bytes:
         """As a request is sent on: it is its connection's last, unless that is to become another protocol's."""
         headers, target = list(request.headers.raw_items()), request.target
         if self._vault is not None:
-            headers, strays = self._vault.filled(headers, host, None if is_clear else port)
+            headers, strays = self._vault.filled(headers, within, port)
             for stray in strays:
                 self._refusals.add(host, port, "tcp", f"{stray} is sent as its placeholder")
         if not target.startswith((b"/", b"*")):
             target = b"/" + target[len(b"http://") :].partition(b"/")[2]
         own = (b"%s: %s" % pair for pair in headers if pair[0].lower() not in OF_A_HOP)
         last = b"Connection: " + (b"upgrade" if b"upgrade" in dict(request.headers) else b"close")
-        return b"\r\n".join((b"%s %s HTTP/%s" % (request.method, target, request.http_version), *own, last, b"\r\n"))
+        first = b"%s %s HTTP/%s" % (request.method, target, request.http_version)
+        return b"\r\n".join((first, *own, last, b"\r\n"))
 
     async def _connected(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> Line:
         """Raises ValueError, OSError, HostError."""

@@ -39,14 +39,14 @@ class Vault:
             file.write(chain)
             self.inward.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
 
-    def filled(self, headers: Headers, host: str, port: int | None) -> tuple[Headers, list[str]]:
-        """The headers of a request with the secrets for this host; and the names of those that are not for it. *port* None:
-        nothing is, for it goes in the clear."""
+    def filled(self, headers: Headers, host: str, port: int) -> tuple[Headers, list[str]]:
+        """The headers of a request with the secrets for this host, "" for one that goes in the clear; and the names of those that
+        are not for it."""
         strays = []
         for secret, value, hosts in self._secrets:
             placeholder = secret.placeholder.encode()
             replaced = [(key, _replaced(text, placeholder, value)) for key, text in headers]
-            if port is not None and any(place.fits(host, port) for place in hosts):
+            if any(place.fits(host, port) for place in hosts):
                 headers = replaced
             elif replaced != headers:
                 strays.append(secret.name)
