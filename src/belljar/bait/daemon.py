@@ -28,10 +28,10 @@ from belljar.bait.decisions.step import STARTING, Act, BaitState, Entry, Seen, S
 from belljar.bait.journal import Journal, Status, order, read_status, show_status
 from belljar.bait.machines.keeper import Machines, feature_of, line_of
 from belljar.errors import BelljarError
-from belljar.host.streams import at_most
 from belljar.host.threads import in_thread
 from belljar.pool import JobState, JobView, NodeView, Pool
 from belljar.records import replace
+from belljar.service.streams import at_most
 from belljar.service.systemd import serving
 from belljar.service.telling import Tell, Troubles
 

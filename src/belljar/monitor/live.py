@@ -16,7 +16,6 @@ from typing import Any
 
 from belljar.errors import BelljarError, PositionLost
 from belljar.host.files import read_json
-from belljar.host.streams import at_most, first_of
 from belljar.host.threads import in_thread
 from belljar.host.watch import IN_CLOSE_WRITE, IN_CREATE, IN_DELETE, IN_MODIFY, IN_MOVED_FROM, IN_MOVED_TO, Watch
 from belljar.jobs import plain
@@ -26,6 +25,7 @@ from belljar.model import State
 from belljar.monitor import Machine, Outcomes
 from belljar.monitor.view import HOUR, Counted, Mode, Node, Values
 from belljar.records import replace
+from belljar.service.streams import at_most, first_of
 
 PAUSE = 0.5  # seconds between two looks
 LOOK_AGAIN = 15.0  # seconds, for ledgers of other hosts, of which the kernel reports nothing

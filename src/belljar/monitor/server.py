@@ -26,7 +26,6 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from belljar import __version__
-from belljar.host.streams import at_most, first_of
 from belljar.host.threads import in_thread
 from belljar.model import dumps
 from belljar.monitor.live import Host
@@ -34,6 +33,7 @@ from belljar.monitor.nodes import BROKEN, Remote
 from belljar.monitor.view import Values, view
 from belljar.service.http.server import counted, listener
 from belljar.service.senders import Askers, Budget
+from belljar.service.streams import at_most, first_of
 
 PAGE = Path(__file__).parent / "page"
 WRONG = Budget(burst=10, rate=0.2)  # wrong tokens of one address

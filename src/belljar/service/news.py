@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from typing import Any
 
-from belljar.host.streams import at_most
 from belljar.model import dumps
+from belljar.service.streams import at_most
 
 Answer = dict[str, Any]
 TAG = "tag"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from belljar.host.streams import first_of
+from belljar.service.streams import first_of
 
 
 def notify(*lines: str) -> None:

@@ -314,7 +314,7 @@ async def test_ports_of_the_sites_choice(tmp_path: Path) -> None:
 async def test_a_port_without_descriptors_is_open_again_when_there_are_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("belljar.host.streams.FULL", 0.01)
+    monkeypatch.setattr("belljar.service.streams.FULL", 0.01)
     loop, fails = asyncio.get_running_loop(), [errno.EMFILE]
     accept = loop.sock_accept
 

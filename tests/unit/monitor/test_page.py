@@ -24,7 +24,6 @@ from belljar.cli.monitor import leased, modes
 from belljar.cli.monitor.top import SORTS, screen
 from belljar.errors import BadOption, HostError
 from belljar.host.locks import try_lock
-from belljar.host.streams import first_of
 from belljar.journal import JOURNAL, Ledger
 from belljar.machine import CONSOLE_LOG, LOCK, OUTCOME, REQUEST, Folders
 from belljar.machine.outside.registry import Machines
@@ -34,6 +33,7 @@ from belljar.monitor.metrics import Tally, collected
 from belljar.monitor.nodes import Remote, node_of
 from belljar.monitor.view import Counted, Mode, Node, percentiles, view
 from belljar.service import kept
+from belljar.service.streams import first_of
 from belljar.vacuum.factory.state import Status as Factory
 
 TOKEN, LIVE = "a token of many characters", "0123456789ab"

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from belljar.errors import BadSetting, HostError
-from belljar.host import streams
 from belljar.host.http import Answer, Limits
 from belljar.records import replace
+from belljar.service import streams
 from belljar.service.credentials.certificates import own_certificate
 from belljar.service.http.server import Sent, counted, place, serving, tls_by
 

@@ -17,9 +17,9 @@ from belljar.assembly import Runtime
 from belljar.cli.monitor import SEEN, host_of
 from belljar.cli.parser import Args, acts
 from belljar.cli.render import as_json, duration
-from belljar.host.streams import at_most, first_of
 from belljar.jobs import plain, size
 from belljar.monitor.view import Values, view
+from belljar.service.streams import at_most, first_of
 
 REFRESH = 1.0  # seconds after which ages are shown anew
 LEAST = 0.2  # seconds between two pictures

@@ -9,7 +9,6 @@ from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
-from belljar.host.streams import at_most, first_of
 from belljar.journal import Record
 from belljar.lease import Do, Order, Report, Tell
 from belljar.lease.jobfile import JobFile
@@ -18,6 +17,7 @@ from belljar.model import to_json
 from belljar.reading import from_json
 from belljar.records import replace
 from belljar.service.gate import Streams, dial
+from belljar.service.streams import at_most, first_of
 from belljar.service.telling import Troubles
 
 CONNECT = 10.0  # seconds for one try, and for the openings

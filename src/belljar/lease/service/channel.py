@@ -16,13 +16,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from belljar.errors import BelljarError, HostError
-from belljar.host.streams import first_of
 from belljar.lease import Do, Order, Report
 from belljar.lease.protocol import Broken, Inbox, Message, Opening, Outbox, frame, lease_key, number_of, receive
 from belljar.model import to_json
 from belljar.reading import from_json
 from belljar.records import replace
 from belljar.service.gate import Streams
+from belljar.service.streams import first_of
 from belljar.service.telling import Tell
 
 BACKLOG = 4096

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 
 from belljar.errors import BelljarError
-from belljar.host.streams import at_most
 from belljar.host.threads import in_thread
 from belljar.lease import Cause, Do, KeyPair, Lease, LeaseState, MachineOrder, Order, Report, Settings, Slot, Tell
 from belljar.lease.decisions.advance import advance, drained, lease_of, strays
@@ -24,6 +23,7 @@ from belljar.model import dumps
 from belljar.pool import NamedJob as Job
 from belljar.records import replace
 from belljar.service.news import News
+from belljar.service.streams import at_most
 from belljar.service.telling import Tell as TellFunction
 from belljar.service.telling import Troubles
 

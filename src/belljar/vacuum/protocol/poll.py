@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from typing import Final
 
-from belljar.host.streams import at_most
 from belljar.records import dataclass, field, replace
 from belljar.service.datagrams import Address, Names, Outgoing, is_numeric
+from belljar.service.streams import at_most
 from belljar.vacuum import MachineStatus, Space, TypeStatus
 from belljar.vacuum.protocol.fields import Refused, Status, Why
 from belljar.vacuum.protocol.query import LONGEST_DATAGRAM, Kind, cookie, query, read_reply
