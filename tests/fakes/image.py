@@ -9,7 +9,7 @@ from pathlib import Path
 
 from belljar.errors import BelljarError, ImageUnknown, OverLimit
 from belljar.host.python.interpreter import Interpreter
-from belljar.image import HOLD_TIMEOUT, BootFiles, Image
+from belljar.image import BootFiles, Image
 from belljar.model import GIB, Context, MachineId
 from belljar.records import dataclass, field
 
@@ -56,7 +56,7 @@ class FakeStore:
         raise AssertionError("nothing here is made in a folder")
 
     @contextmanager
-    def hold(self, image: Image, id: MachineId, *, patience: float = HOLD_TIMEOUT) -> Iterator[None]:
+    def hold(self, image: Image, id: MachineId) -> Iterator[None]:
         if all(image.digest != one.digest for one in self.known.values()):
             raise ImageUnknown(f"image {image.names[0]} was removed before machine {id} could use it")
         yield

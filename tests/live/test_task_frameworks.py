@@ -1,4 +1,4 @@
-"""Dask, Parsl and submitit with machines: each runs the first pages of its own documentation, in an environment of its own."""
+"""Dask, Parsl and submitit with machines, by our examples: each runs the first pages of its own documentation, in an environment of its own."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ parsl.dfk().cleanup()
 # https://github.com/facebookincubator/submitit/blob/main/README.md
 SUBMITIT = """
 import os, sys, submitit
-from belljar.adapters.submitit import python
+from submitit_jobs import python
 
 def add(a, b):
     return a + b
@@ -97,7 +97,7 @@ def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("frameworks") / "venv"
     subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=LONGEST)
     subprocess.run([folder / "bin/pip", "install", "-qq", *PACKAGES], check=True, timeout=LONGEST)
-    (folder / "lib/python3.11/site-packages/belljar.pth").write_text(f"{ROOT / 'src'}\n")
+    (folder / "lib/python3.11/site-packages/belljar.pth").write_text(f"{ROOT / 'src'}\n{ROOT / 'examples/executor'}\n")
     for one in (folder, *folder.parents[:3]):
         one.chmod(0o755)
     return folder / "bin/python"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 NOBODY = (65534, 65534)
+LAST_RESORT = 10.0  # seconds SIGKILL may take; longer means a process in state D
 
 
 class Accelerator(str, Enum):
@@ -182,6 +183,10 @@ class DomainSpec:
             boot = replace(boot, append=f"{boot.append} {frame.words}")
         card = self.uplink or (self.nic if frame.has_card else None)
         return replace(self, cpus=frame.cpus, memory=frame.memory, disk_size=frame.disk, nic=card, boot=boot)
+
+    @property
+    def uuid(self) -> str:
+        return guest_uuid(self.id)
 
     @property
     def of_fork(self) -> Mapping[str, Any]:

@@ -17,12 +17,11 @@ from tests.unit.hypervisor.test_cmdline import COLD, FOLDERS
 from belljar.errors import BelljarError, CommandMissing, HostError, NotPermitted, ShareLost, UsageError
 from belljar.host import commands as programs
 from belljar.hypervisor import DomainSpec, EventKind, Settings, load
-from belljar.hypervisor.devices import SHARES, server_of
+from belljar.hypervisor.devices import SHARES, serve, server_of, stop_serving
 from belljar.hypervisor.devices import share_virtiofs as virtiofs
 from belljar.hypervisor.devices.share_virtiofs import FolderServer, command_line
 from belljar.hypervisor.qemu.cmdline import marked
-from belljar.hypervisor.qemu.domain import Command, Lines, QemuDomain, end
-from belljar.hypervisor.qemu.driver import serve
+from belljar.hypervisor.qemu.domain import Command, Lines, QemuDomain
 from belljar.hypervisor.qemu.process.launch import Launch
 from belljar.hypervisor.qemu.template import making
 from belljar.model import MIB, Share
@@ -148,7 +147,7 @@ async def test_each_folder_by_virtiofs_is_served_and_nothing_of_it_stays(spec: D
     assert [server.share for server in servers] == [spec.shares[0], spec.shares[2]]
     assert [server.line.recv(100) for server in servers] == [b"here file0", b"here file2"]
     assert sorted(path.name for path in spec.folder.iterdir()) == ["virtiofsd.log"]  # the socket has no name any more
-    await end(servers)
+    await stop_serving(servers)
     assert all(server.over.done() for server in servers)
     assert [server.line.fileno() for server in servers] == [-1, -1]
 
@@ -162,7 +161,7 @@ async def test_it_is_found_by_the_machines_id_and_ended(spec: DomainSpec, progra
     hypervisor.discard(spec.id)
     await asyncio.wait_for(asyncio.gather(*(server.over for server in servers)), 10)
     assert [pid for id, pid in hypervisor.alive() if id == spec.id] == []
-    await end(servers)
+    await stop_serving(servers)
 
 
 async def test_it_ends_by_itself_when_its_line_is_closed(spec: DomainSpec, program: str) -> None:
@@ -170,7 +169,7 @@ async def test_it_ends_by_itself_when_its_line_is_closed(spec: DomainSpec, progr
     assert server.line.recv(100) == b"here file0"
     server.line.close()
     assert os.waitstatus_to_exitcode(await asyncio.wait_for(asyncio.shield(server.over), 10)) == 0
-    await end([server, *others])
+    await stop_serving([server, *others])
 
 
 async def test_what_it_said_last_is_why_it_is_lost(spec: DomainSpec, program: str) -> None:
@@ -180,7 +179,7 @@ async def test_what_it_said_last_is_why_it_is_lost(spec: DomainSpec, program: st
     loss = servers[0].loss()
     assert isinstance(loss, ShareLost) and loss.message.endswith("virtiofsd ended: the disk is on fire")
     assert spec.shares[0].source in loss.message
-    await end(servers)
+    await stop_serving(servers)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from importlib import import_module
 
 from belljar.errors import BadOption, UsageError
 from belljar.hints import TYPE_CHECKING, Any, Protocol, cast
+from belljar.hypervisor import LAST_RESORT
 
 if TYPE_CHECKING:
     import asyncio
@@ -160,6 +161,33 @@ def tagged(shares: Sequence[Share]) -> list[tuple[str, Share]]:
 def served(spec: DomainSpec) -> list[tuple[str, Share]]:
     """Those that a process beside QEMU serves."""
     return [(tag, share) for tag, share in tagged(spec.shares) if share_kind(share.kind).is_served]
+
+
+async def serve(spec: DomainSpec, settings: Settings) -> list[Server]:
+    """A server for each folder that needs one, all running. Raises NotPermitted, HostError, CommandMissing; then none is left."""
+    import asyncio  # not by those who only read a command line
+
+    servers: list[Server] = []
+    try:
+        for tag, share in served(spec):
+            servers.append(share_kind(share.kind).serve(spec, tag, share, settings))
+        for server in servers:
+            await server.ready()
+    except BaseException:
+        await asyncio.shield(stop_serving(servers))
+        raise
+    return servers
+
+
+async def stop_serving(servers: Sequence[Server], *, grace: float = 0.0) -> None:
+    """Kill them, and wait until they are gone. In the *grace* they end by themselves: their line is closed."""
+    import asyncio
+
+    for seconds in (grace, LAST_RESORT):
+        if seconds and servers:
+            await asyncio.wait({server.over for server in servers}, timeout=seconds)
+        for server in servers:
+            server.kill()
 
 
 def server_of(argv: Sequence[bytes]) -> MachineId | None:

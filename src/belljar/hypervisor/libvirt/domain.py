@@ -16,9 +16,9 @@ from belljar.errors import DomainDied, HostError, LibvirtLost, LibvirtRefused
 from belljar.host.files import private
 from belljar.host.guard.traffic import Call, Refusal
 from belljar.host.processes import command_line
-from belljar.hypervisor import DomainEvent, EventKind
+from belljar.hypervisor import LAST_RESORT, DomainEvent, EventKind
 from belljar.hypervisor.libvirt.connection import Connection
-from belljar.hypervisor.qemu.domain import LAST_RESORT, History, measure
+from belljar.hypervisor.qemu.domain import History, measure
 
 LOCKS = Path("/var/lock")
 DONE = 20.0  # seconds for libvirt to be done with one that has ended, and to tell why: until then it writes to its log

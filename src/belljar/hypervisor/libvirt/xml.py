@@ -10,7 +10,7 @@ from itertools import count
 from xml.sax.saxutils import escape
 
 from belljar.errors import UsageError
-from belljar.hypervisor import Accelerator, DomainSpec, guest_uuid
+from belljar.hypervisor import Accelerator, DomainSpec
 from belljar.hypervisor.devices import LACKS, MODERN, kinds_of
 from belljar.hypervisor.libvirt import Ends
 from belljar.hypervisor.qemu.cmdline import PORT_NAME, TRANSLATIONS
@@ -33,7 +33,7 @@ def domain_xml(spec: DomainSpec, ends: Ends) -> str:
     buffer = f'<tcg><tb-cache unit="MiB">{TRANSLATIONS}</tb-cache></tcg>' if is_tcg else ""
     text = f"""<domain type="{"qemu" if is_tcg else "kvm"}">
   <name>{NAME}{spec.id}</name>
-  <uuid>{guest_uuid(spec.id)}</uuid>
+  <uuid>{spec.uuid}</uuid>
   <metadata><belljar:machine xmlns:belljar="urn:belljar:machine:1" id="{spec.id}"/></metadata>
   <memory unit="KiB">{spec.memory // KIB}</memory>
   <vcpu placement="static">{spec.cpus}</vcpu>

@@ -22,7 +22,7 @@ from belljar.records import replace
 
 TRANSLATIONS = 64  # MiB of TCG's buffer
 PORT_NAME = "org.belljar.agent"
-MARK = "guest=belljar-"
+MARK = "guest=belljar-"  # by which anybody finds our processes
 
 # Nothing of these is of use to a batch job, and each costs time at start.
 MACHINE = "q35,usb=off,smbus=off,sata=off,vmport=off,hpet=off,mem-merge=off,dump-guest-core=off"
@@ -38,7 +38,7 @@ def command_line(launch: Launch, abilities: Abilities, cpu: str) -> list[str]:
     return [
         abilities.binary,
         *bare(),
-        *name(spec.id),
+        *("-name", f"{MARK}{spec.id}", "-uuid", spec.uuid),
         *("-sandbox", SANDBOX),
         *machine(launch, abilities, cpu),
         *(grown(launch, abilities, cpu) if launch.is_grown else []),
@@ -49,8 +49,8 @@ def command_line(launch: Launch, abilities: Abilities, cpu: str) -> list[str]:
         *notifiers(abilities),
         *entropy(),
         *agent_port(launch.channel),
-        *(word for kind in kinds_of(spec) for word in kind.words(launch)),
         *(device_state(launch, abilities) if launch.incoming >= 0 else []),
+        *(word for kind in kinds_of(spec) for word in kind.words(launch)),
     ]
 
 
@@ -78,11 +78,6 @@ def nobodys(spec: DomainSpec) -> DomainSpec:
 
 def bare() -> list[str]:
     return ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
-
-
-def name(id: str) -> list[str]:
-    """The mark by which anybody finds our processes, and the guest's UUID as its firmware tells it."""
-    return ["-name", f"{MARK}{id}", "-uuid", guest_uuid(id)]
 
 
 def marked(argv: list[bytes]) -> MachineId | None:

@@ -15,7 +15,8 @@ from belljar.errors import BelljarError, DomainDied, HypervisorError, PlugRefuse
 from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.processes import cpu_times
 from belljar.host.threads import to_its_end
-from belljar.hypervisor import DomainEvent, EventKind
+from belljar.hypervisor import LAST_RESORT, DomainEvent, EventKind
+from belljar.hypervisor.devices import stop_serving
 from belljar.hypervisor.qemu.process.launch import Child, Launch, Spawn, ended, spawn
 from belljar.hypervisor.qemu.process.qmp import Monitor, settle
 from belljar.model import QEMU_LOG
@@ -36,7 +37,6 @@ FINAL = ("completed", "failed", "cancelled")  # states of a migration that do no
 # more than is moved gets so many percent less of its processors, until it does not.
 QUICKLY = {"max-bandwidth": 1 << 40, "downtime-limit": 50, "cpu-throttle-initial": 50, "cpu-throttle-increment": 20}
 UNFINISHED = "not finalized yet"
-LAST_RESORT = 10.0  # seconds SIGKILL may take; longer means a process in state D
 LAST_WORDS = 1.0  # seconds in which QEMU's own end explains the end of what served it
 
 
@@ -176,7 +176,7 @@ class QemuDomain:
             await asyncio.wait({self._over}, timeout=LAST_RESORT)
         if not self._over.done():
             raise DomainDied(f"QEMU (pid {self.pid}) outlives SIGKILL: it hangs in the host's kernel")
-        await end(self._servers, grace=LAST_WORDS)
+        await stop_serving(self._servers, grace=LAST_WORDS)
         return self._over.result()
 
     def kill(self) -> None:
@@ -321,15 +321,6 @@ class QemuDomain:
         from belljar.hypervisor.qemu.process.complaints import explain
 
         return explain(self._child.last_words(), self._child.status, self._doing)
-
-
-async def end(servers: Sequence[Server], *, grace: float = 0.0) -> None:
-    """Kill them, and wait until they are gone. In the *grace* they end by themselves: their line is closed."""
-    for seconds in (grace, LAST_RESORT):
-        if seconds and servers:
-            await asyncio.wait({server.over for server in servers}, timeout=seconds)
-        for server in servers:
-            server.kill()
 
 
 def translate(name: str, details: dict[str, Any]) -> DomainEvent | None:

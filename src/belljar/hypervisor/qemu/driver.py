@@ -13,9 +13,9 @@ from belljar.errors import TemplateError
 from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.threads import in_thread, wholly_in_thread
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, Frame, Settings, Template, Templates
-from belljar.hypervisor.devices import served, share_kind, share_kinds
+from belljar.hypervisor.devices import serve, served, share_kind, share_kinds, stop_serving
 from belljar.hypervisor.qemu import abilities, cmdline
-from belljar.hypervisor.qemu.domain import Lines, QemuDomain, end
+from belljar.hypervisor.qemu.domain import Lines, QemuDomain
 from belljar.hypervisor.qemu.host import TEMPLATES, QemuHost
 from belljar.hypervisor.qemu.process import launch as process
 from belljar.hypervisor.qemu.process.launch import Launch, Wiring
@@ -64,7 +64,7 @@ class QemuHypervisor(QemuHost):
                 return self._run(launch, wires, servers)
             except BaseException:
                 if servers:
-                    await end(servers)
+                    await stop_serving(servers)
                 raise
             finally:
                 for server in servers:
@@ -257,20 +257,6 @@ class QemuHypervisor(QemuHost):
             **({"fork": whole.of_fork, "disk_size": whole.disk_size} if whole.fork else {}),
             **({"uefi": abilities.identity(self._uefi)} if uses_uefi(spec.boot) else {}),
         }
-
-
-async def serve(spec: DomainSpec, settings: Settings) -> list[Server]:
-    """A server for each folder that needs one, all running. Raises NotPermitted, HostError, CommandMissing; then none is left."""
-    servers: list[Server] = []
-    try:
-        for tag, share in served(spec):
-            servers.append(share_kind(share.kind).serve(spec, tag, share, settings))
-        for server in servers:
-            await server.ready()
-    except BaseException:
-        await asyncio.shield(end(servers))
-        raise
-    return servers
 
 
 def end_of(heir: QemuDomain, receiving: asyncio.Task[None]) -> None:

@@ -15,7 +15,7 @@ from belljar.image.container import FOREIGN, malformed
 from belljar.image.intake import sandbox
 from belljar.image.progress import Progress
 
-MAGIC, MAGIC_AT = b"SIF_MAGIC\0", 32
+MAGIC = b"SIF_MAGIC\0"
 # Launch, magic, version, arch, uuid, times, descriptors, places and sizes.
 HEADER = struct.Struct("<32s10s3s3s16sqqqqqqqq")
 DESCRIPTOR = struct.Struct("<i?IIIqqqqqqq128s384s")  # type, used, id, group, link, offset, size, ..., name, extra

@@ -126,12 +126,12 @@ class Store:
         return interpreter(self.work_folder("interpreters"), bundle.key(), bundle.source)
 
     @contextmanager
-    def hold(self, image: Image, id: MachineId, *, patience: float = HOLD_TIMEOUT) -> Iterator[None]:
+    def hold(self, image: Image, id: MachineId) -> Iterator[None]:
         """Keep the image from being removed inside the block. The hold ends when the process that holds it dies. Raises ImageUnknown
         for an image that was removed before."""
         lock = image.disk.parent / "lock"
         try:
-            held = locked(lock, timeout=patience, what=f"use image {image.called} for {id}", shared=True)
+            held = locked(lock, timeout=HOLD_TIMEOUT, what=f"use image {image.called} for {id}", shared=True)
         except FileNotFoundError:
             raise ImageUnknown(f"image {image.called} was removed before {id} could use it") from None
         with held:

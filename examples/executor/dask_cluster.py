@@ -1,4 +1,5 @@
-"""Dask: a cluster whose workers are machines, each with a user network.
+"""Dask: a cluster whose workers are machines, each with a user network. Run it in a virtual environment with distributed and belljar,
+which the machines share.
 
     with MachineCluster(2, memory="2G") as cluster, distributed.Client(cluster) as client:
         client.submit(pow, 2, 5).result()
@@ -21,7 +22,6 @@ from distributed.deploy.spec import ProcessInterface
 from distributed.utils import get_ip
 
 from belljar import api
-from belljar.adapters import environment
 from belljar.model import Share
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class MachineWorker(ProcessInterface):  # type: ignore[misc]
         argv = [sys.executable, "-m", "distributed.cli.dask_worker", self._scheduler, "--name", str(self._name)]
         argv += ["--no-nanny", "--no-dashboard", "--nthreads", str(self._nthreads), "--local-directory", "/tmp"]
         argv += ["--listen-address", f"tcp://127.0.0.1:{PORT}", "--contact-address", f"tcp://{self._host}:{port}"]
-        shares = (*self._options.get("shares", ()), Share(environment(), environment()))
+        shares = (*self._options.get("shares", ()), Share(sys.prefix, sys.prefix))
         ports = (*self._options.get("ports", ()), api.Port(PORT, port, self._host))
         options: api.Options = {"network": "user", **self._options, "shares": shares, "ports": ports}
         self._machine = await api.astart(argv, tied=True, **options)

@@ -1,4 +1,5 @@
-"""Parsl: blocks whose worker pool runs in a machine, with any provider of one node per block.
+"""Parsl: blocks whose worker pool runs in a machine, with any provider of one node per block. Run it in a virtual environment with
+parsl and belljar, which the machine shares.
 
     HighThroughputExecutor(address=ADDRESS, provider=LocalProvider(launcher=MachineLauncher(["--memory", "2G"])))
 
@@ -8,13 +9,15 @@ The workers connect to the interchange at *address*, one of the submitting host'
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from parsl.launchers.base import Launcher
 
-from belljar.adapters import run_words
+PATH = f"PATH={sys.prefix}/bin:{os.defpath.lstrip(':')}"
 
 
 class MachineLauncher(Launcher):  # type: ignore[misc]
@@ -28,5 +31,6 @@ class MachineLauncher(Launcher):  # type: ignore[misc]
         if nodes_per_block != 1:
             raise ValueError(f"nodes_per_block: {nodes_per_block}: a machine is on one node")
         folder = Path(script_dir).absolute().parent  # that of the run, with the workers' logs and certificates
-        words = run_words("--network", "user", "--share", f"{folder}:{folder}:rw", *self.words)
-        return shlex.join([*words, "sh", "-c", command])  # Parsl's command is the shell's
+        words = ["--network", "user", "--share", sys.prefix, "--share", f"{folder}:{folder}:rw", "--env", PATH]
+        program = [sys.executable, "-m", "belljar", "run", *words, *self.words]
+        return shlex.join([*program, "--", "sh", "-c", command])  # Parsl's command is the shell's
