@@ -138,6 +138,13 @@ async def test_a_request_is_one_and_goes_on_as_it_came(site: Site) -> None:
     assert site.heard == [get(f"{HOST}:{port}", "X-Own: 1", "Connection: close", target="/a?b") + second]
 
 
+async def test_a_connection_that_becomes_another_protocols_is_not_closed(site: Site) -> None:
+    async with site.server() as port:
+        proxy, place = site.proxy(HOST, port=port), f"{HOST}:{port}"
+        await said(proxy, get(place, "Connection: keep-alive, Upgrade", "Upgrade: websocket", "Keep-Alive: timeout=5"))
+    assert site.heard == [get(place, "Upgrade: websocket", "Connection: upgrade")]
+
+
 async def test_bytes_of_tls_go_through_as_they_are_also_by_a_tunnel(site: Site) -> None:
     async with site.server() as port:
         proxy, begin = site.proxy(HOST, port=port), hello(HOST)
