@@ -146,8 +146,7 @@ class Proxy:
             writer.write(UNKNOWN_NAME if is_refused else b"")
         else:
             status, why = "403 Forbidden" if is_refused else "502 Bad Gateway", str(exc) or "it took too long"
-            head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
-            writer.write(f"{head}belljar: {host}:{port}: {why}\n".encode())
+            writer.write(f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\nbelljar: {host}:{port}: {why}\n".encode())
         end(writer)
         with suppress(OSError):
             async with asyncio.timeout(LINGER):

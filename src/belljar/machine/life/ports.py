@@ -43,8 +43,7 @@ class Ports:
         try:
             is_local = ip_address(port.address).is_loopback
             if self._allowed is Publish.NONE or not (is_local or self._allowed is Publish.ANY):
-                why = f'{what}: this host\'s settings do not allow it (`network.publish = "{self._allowed.value}"`)'
-                raise BadOption(why, hint="Leave the address out for the loopback, or ask your site.")
+                raise ValueError(f'this host\'s settings do not allow it (`network.publish = "{self._allowed.value}"`)')
             if not 1 <= port.guest <= 65535:
                 raise ValueError(f"{port.guest} is not a port")
             self._life.record.write("publish", port=port)
@@ -53,7 +52,7 @@ class Ports:
             )
         except (OSError, OverflowError, ValueError) as exc:
             why = os.strerror(exc.errno or 0) if isinstance(exc, OSError) else str(exc)
-            hint = "Choose an address of this host, or none for the loopback; a free port from 1024 on, or 0 for any."
+            hint = "Leave the address out for the loopback; take a port from 1024 on, or 0 for a free one; or ask your site."
             raise BadOption(f"{what}: {why}", hint=hint) from exc
         self._servers.append(server)
         made = Port(port.guest, server.sockets[0].getsockname()[1], port.address)
