@@ -240,6 +240,29 @@ async def test_a_client_that_asks_again_on_the_same_connection_ends_that_alone(
     assert len(site.heard) == 1
 
 
+async def test_a_guest_that_holds_its_end_open_is_let_go(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("belljar.host.guard.proxy.PATIENCE", 0.2)
+    monkeypatch.setattr("asyncio.constants.SSL_SHUTDOWN_TIMEOUT", 0.2)
+    async with trusted(site) as (port, vault):
+        trust = ssl.create_default_context(cadata=vault.bundle.decode())
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+
+        def ask() -> int:
+            line = trust.wrap_socket(theirs, server_hostname=HOST)
+            line.sendall(get(f"{HOST}:{port}"))
+            while line.recv(1000):
+                pass
+            return line.detach()  # open
+
+        with ours:
+            answering = site.proxy(HOST, port=port, vault=vault).answer(Call("203.0.113.9", port, ours))
+            async with asyncio.timeout(20):
+                _, end = await asyncio.gather(answering, in_thread(ask))
+        socket.socket(fileno=end).close()
+    assert len(site.heard) == 1
+
+
 async def test_elsewhere_it_stays_a_placeholder_which_is_told_once(site: Site) -> None:
     async with trusted(site) as (port, vault), site.server() as plain:
         egress = Egress(allow=(rule("127.0.0.1"),), secret=Only(names=(Name(HOST, port),)))

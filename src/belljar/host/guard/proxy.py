@@ -100,7 +100,7 @@ class Proxy:
         other = await asyncio.open_connection(sock=theirs)
         other[1].write(sent)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(carry(line, other))
+            carrying = tasks.create_task(carry(line, other))
             try:
                 inner = await as_streams(ours, context, PATIENCE, LARGEST_HEAD)
             except OSError:
@@ -108,6 +108,7 @@ class Proxy:
                 self._refusals.add(host, port, "tcp", reason)
             else:
                 await self._route(inner, port, host)
+            asyncio.get_running_loop().call_later(PATIENCE, carrying.cancel)  # of a guest that holds its end open
 
     def _head(self, request: h11.Request, host: str, port: int, within: str) -> bytes:
         """As a request is sent on: it is its connection's last, unless that is to become another protocol's."""
