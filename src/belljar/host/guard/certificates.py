@@ -12,16 +12,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-Key = ec.EllipticCurvePrivateKey
+Signer = tuple[str, ec.EllipticCurvePrivateKey]  # its title and its key
 
 
-def certificate(
-    title: str, hosts: Iterable[str], days: int, signer: tuple[str, Key] | None = None
-) -> tuple[Key, bytes, bytes]:
-    """A new key, its text, and its certificate for these names and addresses; signed by an authority with this title and key, or by
-    itself: then it is one."""
-    key, now, is_root = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC), signer is None
-    above, own = signer or (title, key)
+def certificate(title: str, hosts: Iterable[str], days: int, by: Signer | None = None) -> tuple[Signer, bytes, bytes]:
+    """A new key, its text, and its certificate for these names and addresses; signed by this authority, or by itself: then it is
+    one."""
+    key, now, is_root = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC), by is None
+    above, own = by or (title, key)
     subject, issuer = (x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text[:64])]) for text in (title, above))
     usage = x509.KeyUsage(True, False, False, False, False, is_root, is_root, False, False)
     builder = (
@@ -36,7 +34,7 @@ def certificate(
     if names := [_name(host) for host in hosts]:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return key, text, builder.sign(own, SHA256()).public_bytes(Encoding.PEM)
+    return (title, key), text, builder.sign(own, SHA256()).public_bytes(Encoding.PEM)
 
 
 def _name(text: str) -> x509.GeneralName:

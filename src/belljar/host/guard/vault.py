@@ -31,12 +31,14 @@ class Vault:
         roots = self.outward.get_ca_certs(binary_form=True)
         if not roots:
             raise HostError("this host has no certificates of authorities", hint="Install ca-certificates.")
-        authority, chain = certificates(sorted({host.host for _, _, hosts in self._secrets for host in hosts}))
+        names = sorted({host.host for _, _, hosts in self._secrets for host in hosts})
+        root, _, authority = certificate("belljar machine", (), DAYS)  # its key is forgotten
+        _, key, chain = certificate("belljar proxy", names, DAYS, by=root)
         self.bundle = "".join(map(ssl.DER_cert_to_PEM_cert, roots)).encode() + authority
         self.inward = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.inward.set_alpn_protocols(PROTOCOLS)
         with open(os.memfd_create("chain"), "wb", 0) as file:  # OpenSSL's functions that Python offers want a path
-            file.write(chain)
+            file.write(key + chain)
             self.inward.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
 
     def filled(self, headers: Headers, host: str, port: int) -> tuple[Headers, list[str]]:
@@ -60,10 +62,3 @@ def _replaced(text: bytes, placeholder: bytes, value: bytes) -> bytes:
         if scheme.lower() == b"basic" and placeholder in (plain := base64.b64decode(word, validate=True)):
             return scheme + blank + base64.b64encode(plain.replace(placeholder, value))
     return text.replace(placeholder, value)
-
-
-def certificates(hosts: list[str]) -> tuple[bytes, bytes]:
-    """An authority's certificate, and a key with its certificate for these hosts. The authority's own key is forgotten."""
-    root, _, authority = certificate("belljar machine", (), DAYS)
-    _, key, own = certificate("belljar proxy", hosts, DAYS, signer=("belljar machine", root))
-    return authority, key + own

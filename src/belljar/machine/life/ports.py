@@ -38,8 +38,7 @@ class Ports:
 
         what = f"--publish {port.place}:{port.guest}"
         if not self._life.request.work.has_agent:
-            hint = "With `--ready agent` it has one."
-            raise BadOption(f"{what}: nobody in the guest could connect: it has no agent of belljar's", hint=hint)
+            raise BadOption(f"{what}: its guest has no agent of belljar's", hint="With `--ready agent` it has one.")
         try:
             is_local = ip_address(port.address).is_loopback
             if self._allowed is Publish.NONE or not (is_local or self._allowed is Publish.ANY):
