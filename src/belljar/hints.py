@@ -21,7 +21,7 @@ if not TYPE_CHECKING:
     class TypeVar:
         """A parameter of a generic type."""
 
-        def __init__(self, name, *bounds, **facts) -> None:
+        def __init__(self, name, *bounds, **options) -> None:
             self.__name__ = name
 
     class Protocol:

@@ -21,9 +21,9 @@ MachineId = str  # 12 lower-case hexadecimal digits
 T = TypeVar("T")
 
 
-def setting(default: T, help: str, /, **facts: object) -> T:
+def setting(default: T, help: str, /, **metadata: object) -> T:
     """A key in a room's settings: its default, what it means, and where it has one its `unit` and its `minimum`."""
-    return field(default=default, metadata={"help": help, **facts})
+    return field(default=default, metadata={"help": help, **metadata})
 
 
 class State(str, Enum):
@@ -426,13 +426,13 @@ class Outcome:
     restarts: int = 0  # how often it went on from a checkpoint; the usage of both sides is that of all its parts
 
     @classmethod
-    def of(cls, request: Request, cause: Cause, klass: OutcomeClass, **facts: Any) -> Outcome:
+    def of(cls, request: Request, cause: Cause, klass: OutcomeClass, **fields: Any) -> Outcome:
         """With all that the request tells."""
         machine, account = request.machine, request.work.account
         return cls(
             request.id, cause, klass, name=request.name, image=machine.image, requester=request.requester,
             labels=request.labels, uid=account.uid if account else os.geteuid(), account=account.name if account else "",
-            cpus=machine.cpus, memory=machine.memory, disk=machine.disk, network=machine.network_class, **facts,
+            cpus=machine.cpus, memory=machine.memory, disk=machine.disk, network=machine.network_class, **fields,
         )  # fmt: skip
 
     @classmethod

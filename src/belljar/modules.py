@@ -27,7 +27,7 @@ class Modules:
     def __init__(self) -> None:
         file = os.open(FILE, os.O_RDONLY)
         try:
-            self._facts = os.fstat(file)
+            self._stat = os.fstat(file)
             self._begin = WIDTH + int.from_bytes(os.read(file, WIDTH), "big")
             # Module -> path of its source, that file's time and size, and where its code is.
             self._index: dict[str, tuple[str, int, int, int, int]] = marshal.loads(os.read(file, self._begin - WIDTH))
@@ -41,11 +41,11 @@ class Modules:
         place, time, size, at, length = self._index[name]
         source = os.path.join(FOLDER, place)
         try:
-            facts, file = os.stat(source), os.open(FILE, os.O_RDONLY)
+            stat, file = os.stat(source), os.open(FILE, os.O_RDONLY)
         except OSError:
             return None
         try:
-            if (facts.st_mtime_ns, facts.st_size) != (time, size) or not os.path.samestat(os.fstat(file), self._facts):
+            if (stat.st_mtime_ns, stat.st_size) != (time, size) or not os.path.samestat(os.fstat(file), self._stat):
                 return None
             code = os.pread(file, length, self._begin + at)
         except OSError:
@@ -75,9 +75,9 @@ def write() -> None:
     index, codes, at = {}, [], 0
     for name, path in (*ours(), *standard()):
         with open(path, "rb") as source:
-            facts, text = os.fstat(source.fileno()), source.read()
+            stat, text = os.fstat(source.fileno()), source.read()
         code = marshal.dumps(compile(text, path, "exec", dont_inherit=True))
-        index[name] = path.removeprefix(FOLDER), facts.st_mtime_ns, facts.st_size, at, len(code)
+        index[name] = path.removeprefix(FOLDER), stat.st_mtime_ns, stat.st_size, at, len(code)
         codes.append(code)
         at += len(code)
     known = marshal.dumps(index)

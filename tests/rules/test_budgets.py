@@ -17,7 +17,7 @@ BUDGETS = {
     "network": 920,
     "context": 850,
     "guest": 1370,
-    "agent": 3620,
+    "agent": 3580,
     "batch": 4950,
     "pool": 1500,
     "machine": 6120,

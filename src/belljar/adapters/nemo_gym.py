@@ -39,12 +39,12 @@ class BelljarProvider:
         self._user, self._timeout, self._options = user, default_timeout_s, options
 
     async def create(self, spec: SandboxSpec) -> SandboxHandle:
-        wanted = spec.resources
-        if wanted.gpu:
+        resources = spec.resources
+        if resources.gpu:
             raise SandboxCreateError("resources.gpu: a sandbox of belljar has no GPU")
         asked = {
             "image": spec.image, "argv": spec.entrypoint, "env": spec.env, "cwd": spec.workdir, "timeout": spec.ttl_s,
-            "within": spec.ready_timeout_s, **size_of(wanted.cpu, wanted.memory_mib, wanted.disk_gib),
+            "within": spec.ready_timeout_s, **size_of(resources.cpu, resources.memory_mib, resources.disk_gib),
         }  # fmt: skip
         given = {name: value for name, value in asked.items() if value}
         options = {"user": self._user, **self._options, **given, **spec.provider_options}

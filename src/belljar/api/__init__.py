@@ -268,12 +268,12 @@ class Machine:
         """Those that are published."""
         return control.published(self.view.folder)
 
-    def ask(self, do: str, **facts: Any) -> None:
+    def ask(self, do: str, **details: Any) -> None:
         """One order to its keeper; nothing where there is none any more."""
         view = self.view
         if view.alive:
             with suppress(NoSuchMachine), control.connect(view.folder) as connection:  # it may end meanwhile
-                control.ask(connection, do, **facts)
+                control.ask(connection, do, **details)
 
     @property
     def stdout(self) -> bytes:

@@ -254,5 +254,5 @@ def _code() -> tuple[dict[str, bytes], dict[str, bytes]]:
         raise LibraryMissing("cloudpickle is not there", hint=hint) from exc
     modules = {name: marshal.dumps(find_spec(name).loader.get_code(name)) for name in inside.MODULES}  # type: ignore[union-attr]
     known, enough = vars(cloudpickle), {*LOADERS, *inside.KNOWN}
-    loaders = {name: known[name].__code__ for name in LOADERS if name in known}
-    return modules, {it: marshal.dumps(code) for it, code in loaders.items() if known.keys() & code.co_names <= enough}
+    loaders = ((name, known[name].__code__) for name in LOADERS if name in known)
+    return modules, {name: marshal.dumps(code) for name, code in loaders if known.keys() & code.co_names <= enough}

@@ -28,7 +28,7 @@ def load(path: Path = FILE) -> Settings:
     settings = replace(settings, name=settings.name or os.uname().nodename.partition(".")[0])
     others = load_pool(settings.system).defaults
     settings = replace(settings, **{key: value for key, value in others.items() if key not in tables[TABLE]})
-    if all(one.key for one in mistakes):  # the file could be read
+    if all(mistake.key for mistake in mistakes):  # the file could be read
         blame(path, tables, ((TABLE, wrong) for wrong in _wrongs(settings)), mistakes)
     if mistakes:
         raise BadSetting.of(tuple(mistakes), hint="Correct the file, then start the bait again.")

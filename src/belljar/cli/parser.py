@@ -71,10 +71,10 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         at = args.index("--") if self.is_cut and "--" in args else len(args)
-        found, rest = super().parse_known_args(args[:at], namespace)
+        parsed, rest = super().parse_known_args(args[:at], namespace)
         if self.is_cut:
-            found.command = args[at:]
-        return found, rest
+            parsed.command = args[at:]
+        return parsed, rest
 
     def take(self, verb: Verb) -> None:
         """Its options and parameters, with those of its acts; `args.act` and `args.carry_out` are of the one that is meant."""

@@ -32,9 +32,9 @@ SITE_STORE = Path("/var/lib/belljar")
 NODE_PARTS = ("run", "scratch", "store", "logs")  # of a user's folder on a batch node
 
 
-def _place(help: str, usual: str, **facts: Any) -> Any:
+def _place(help: str, usual: str, **options: Any) -> Any:
     """A folder of belljar's; *usual* says in words where it is when nobody sets it."""
-    return field(metadata={"help": help, "default": usual}, **facts)
+    return field(metadata={"help": help, "default": usual}, **options)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ def load(settings_file: Path) -> Site:
         return ()
     mistakes: list[Mistake] = []
     tables, values = read_values([path], {TABLE: keys_of((DeviceClass,), TABLE)}, {TABLE}, mistakes)
-    site = tuple(DeviceClass(full.partition(".")[2], **facts) for full, facts in values.items())
-    blame(path, tables, ((f"{TABLE}.{it.name}", wrong) for it in site for wrong in _wrongs(it)), mistakes)
+    site = tuple(DeviceClass(full.partition(".")[2], **keys) for full, keys in values.items())
+    blame(path, tables, ((f"{TABLE}.{class_.name}", wrong) for class_ in site for wrong in _wrongs(class_)), mistakes)
     if mistakes:
         raise BadSetting.of(tuple(mistakes))
     return site

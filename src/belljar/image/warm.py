@@ -43,9 +43,9 @@ def store_nameless(store: Store, base: Image, recipe: Recipe) -> Image:
         intake.borrow(store, base, (manifest.DISK, manifest.KERNEL, manifest.INITRD), folder)
         inputs = _pack(recipe.payload.inputs, folder / manifest.INPUTS)
         recipe = replace(recipe, payload=replace(recipe.payload, inputs=inputs))
-        facts: dict[str, Any] = {key: fact for key, fact in base.facts.items() if key not in OF_THE_BASE}
-        facts["warm"] = dumps(to_json(recipe)).decode()
-        what = manifest.Facts(f"warm {base.called}", base.append, time.time(), base.os, base.virtual_size, facts)
+        properties: dict[str, Any] = {key: fact for key, fact in base.facts.items() if key not in OF_THE_BASE}
+        properties["warm"] = dumps(to_json(recipe)).decode()
+        what = manifest.Facts(f"warm {base.called}", base.append, time.time(), base.os, base.virtual_size, properties)
         return store.publish(folder, what, None)
 
 

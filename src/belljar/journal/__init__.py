@@ -40,9 +40,9 @@ class Record:
         with suppress(OSError):
             self._copy = -1 if copy is None else os.open(copy / JOURNAL, flags, 0o600)
 
-    def write(self, event: str, **facts: Any) -> None:
+    def write(self, event: str, **details: Any) -> None:
         """What must be known before the next act: on disk when it returns. Raises NoSpace when the disk is full."""
-        line = json.dumps({"time": time.time(), "event": event, **to_json(facts)}, separators=(",", ":")) + "\n"
+        line = json.dumps({"time": time.time(), "event": event, **to_json(details)}, separators=(",", ":")) + "\n"
         with no_space_as_error(self._path):
             try:
                 write_all(self._descriptor, line.encode("ascii"))
@@ -55,17 +55,17 @@ class Record:
         with suppress(OSError):
             write_all(self._copy, line.encode("ascii"))
 
-    def state(self, state: State, **facts: Any) -> None:
-        self.write("state", state=state, **facts)
+    def state(self, state: State, **details: Any) -> None:
+        self.write("state", state=state, **details)
 
     def intend(self, what: str, path: Path) -> None:
         """Say that this file or folder is about to be made, so that whoever reads this can unmake it."""
         self.write("make", what=what, path=str(path))
 
-    def tell(self, event: str, **facts: Any) -> None:
+    def tell(self, event: str, **details: Any) -> None:
         """What happened, and nobody has to undo: where it cannot be written a line is missing, and nothing else."""
         with suppress(OSError, BelljarError):
-            self.write(event, **facts)
+            self.write(event, **details)
 
     def close(self) -> None:
         for descriptor in {self._descriptor, self._copy} - {-1}:

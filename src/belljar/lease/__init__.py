@@ -99,7 +99,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked for, as policy allowed it: every default is filled in."""
+    """The terms of a lease: what is asked for, as policy allowed it, with every default filled in."""
 
     image: str
     count: int = 1  # machines, each on a node of its own unless `per_node` says more

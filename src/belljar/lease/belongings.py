@@ -17,7 +17,7 @@ SERVICES = "lease:"  # tags that begin so are not the owner's
 def add_key_pair(book: Book, pair: KeyPair, tags: Mapping[str, str]) -> None:
     """Raises KeyPairExists, LeaseDenied."""
     book.lock(f"owner {pair.owner}")
-    if pair.name in (names := {one.name for one in book.find(KeyPair, owner=pair.owner)}):
+    if pair.name in (names := {other.name for other in book.find(KeyPair, owner=pair.owner)}):
         raise KeyPairExists(f"{pair.owner} has a key pair {pair.name!r}")
     if len(names) >= MOST_PAIRS:
         raise LeaseDenied(f"{pair.owner} has {len(names)} key pairs", code="ResourceLimitExceeded", hint="Delete some.")
@@ -27,26 +27,26 @@ def add_key_pair(book: Book, pair: KeyPair, tags: Mapping[str, str]) -> None:
 
 def remove_key_pairs(book: Book, owner: str, *names: str) -> None:
     """With their tags. One that is not there is removed, too. Machines that have its key keep it."""
-    for one in (one for one in book.find(KeyPair, owner=owner) if one.name in names):
-        book.drop(Tag, resource=one.id)
-        book.drop(KeyPair, one.id)
+    for pair in (pair for pair in book.find(KeyPair, owner=owner) if pair.name in names):
+        book.drop(Tag, resource=pair.id)
+        book.drop(KeyPair, pair.id)
 
 
 def tag(book: Book, owner: str, ids: Iterable[str], tags: Mapping[str, str]) -> None:
     """All of these things, or none. Raises NoSuchLease, LeaseDenied."""
     book.lock(f"owner {owner}")
-    for one in owned(book, owner, ids):
-        keys = {had.key for had in book.find(Tag, resource=one.id)} | {*tags}
+    for resource in owned(book, owner, ids):
+        keys = {had.key for had in book.find(Tag, resource=resource.id)} | {*tags}
         if (count := sum(not key.startswith(SERVICES) for key in keys)) > MOST_TAGS:
-            what = f"{one.id} would have {count} tags; {MOST_TAGS} are the most"
+            what = f"{resource.id} would have {count} tags; {MOST_TAGS} are the most"
             raise LeaseDenied(what, code="TagLimitExceeded", hint="Take others off first.")
-        book.put(*(Tag(one.id, key, value, owner) for key, value in tags.items()))
+        book.put(*(Tag(resource.id, key, value, owner) for key, value in tags.items()))
 
 
 def untag(book: Book, owner: str, ids: Iterable[str], tags: Mapping[str, str | None]) -> None:
     """Take off these keys; with a value, only where it is that; all of the owner's where none is named. Raises NoSuchLease."""
-    for one in owned(book, owner, ids):
-        for had in book.find(Tag, resource=one.id):
+    for resource in owned(book, owner, ids):
+        for had in book.find(Tag, resource=resource.id):
             is_own = not had.key.startswith(SERVICES)
             if tags[had.key] in (None, had.value) if had.key in tags else is_own and not tags:
                 book.drop(Tag, had.id)
@@ -60,10 +60,10 @@ def console(book: Book, owner: str, id: str) -> Console:
 
 def owned(book: Book, owner: str, ids: Iterable[str], *kinds: type[Any]) -> list[Any]:
     """These things, each once. Raises NoSuchLease where one is not there, or is another's."""
-    found = []
+    resources = []
     for id in dict.fromkeys(ids):
-        one = next(filter(None, (book.get(kind, id) for kind in kinds or (Instance, Lease, KeyPair))), None)
-        if one is None or one.owner != owner:
+        resource = next(filter(None, (book.get(kind, id) for kind in kinds or (Instance, Lease, KeyPair))), None)
+        if resource is None or resource.owner != owner:
             raise NoSuchLease(f"{owner} has no {id[:40]!r}")
-        found.append(one)
-    return found
+        resources.append(resource)
+    return resources

@@ -24,20 +24,20 @@ def explain(desk: Desk, owner: Owner, asked: Wanted) -> list[tuple[str, bool]]:
     lines = list[tuple[str, bool]]()
 
     def look(book: Book) -> None:
-        wanted = desk.checked(asked)
-        limits, policy = desk.queue(wanted.queue), policy_of(desk.policies(), owner.name, owner.group)
+        terms = desk.checked(asked)
+        limits, policy = desk.queue(terms.queue), policy_of(desk.policies(), owner.name, owner.group)
         sums = book.sums(owner.name, policy.since(desk.now()))
         with suppress(LeaseDenied):
-            wanted = desk.allowed(book, owner, wanted)
-        wanted = desk.timed(wanted, policy, sums)
-        job = fitting(wanted, desk.settings, limits)
+            terms = desk.allowed(book, owner, terms)
+        terms = desk.timed(terms, policy, sums)
+        job = fitting(terms, desk.settings, limits)
         most = f"{limits.longest:.0f} s" if limits.longest else "any time"
-        queue = f"queue {wanted.queue}" if wanted.queue else "the default queue"
-        lines.append((f"{wanted.nodes} nodes for {job.walltime} s; {queue} gives {most}", True))
+        queue = f"queue {terms.queue}" if terms.queue else "the default queue"
+        lines.append((f"{terms.nodes} nodes for {job.walltime} s; {queue} gives {most}", True))
         lines.append((f"policy {policy.name} is for {owner.name}", True))
-        if wanted.count < asked.count:
-            lines.append((f"{wanted.count} of the {asked.count} machines, and {asked.least} are enough", True))
-        for check in checks(wanted, policy, sums):
+        if terms.count < asked.count:
+            lines.append((f"{terms.count} of the {asked.count} machines, and {asked.least} are enough", True))
+        for check in checks(terms, policy, sums):
             lines.append((check.what, check.is_met))
             if not check.is_met:
                 return
@@ -62,7 +62,7 @@ def usage(desk: Desk, asker: Owner, asked: Asked) -> Asked:
     since = now - number(asked, "back") if asked.get("back") else 0.0
 
     def look(book: Book) -> list[Asked]:
-        return [_used(book, one, now) for one in book.machines(owner, since) if one.launched is not None]
+        return [_used(book, machine, now) for machine in book.machines(owner, since) if machine.launched is not None]
 
     return {"machines": desk.store.read(look)}
 
@@ -80,8 +80,8 @@ def over(desk: Desk, asker: Owner, asked: Asked) -> Asked:
         if not here or (here[0][0], str(here[0][1].wall)) != (position, wall):
             position = 0
         events = book.events(position, limit=MOST)
-        found = [_used(book, book.get(Instance, one.of), 0.0) for _, one in events if one.charged]
-        return {"machines": found, "position": f"{events[-1][0]}:{events[-1][1].wall}" if events else after}
+        machines = [_used(book, book.get(Instance, event.of), 0.0) for _, event in events if event.charged]
+        return {"machines": machines, "position": f"{events[-1][0]}:{events[-1][1].wall}" if events else after}
 
     return desk.store.read(look)
 
@@ -93,7 +93,7 @@ def events(desk: Desk, owner: Owner, asked: Asked) -> Asked:
         id = case_of(book, owner, str(asked.get("lease", ""))).lease.id
         return book.events(int(number(asked, "after")), lease=id)
 
-    return {"events": [{"position": at, **to_json(one)} for at, one in desk.store.read(look)]}
+    return {"events": [{"position": at, **to_json(event)} for at, event in desk.store.read(look)]}
 
 
 ACTS: dict[str, Callable[[Desk, Owner, Asked], Asked]] = {"usage": usage, "over": over, "events": events}
@@ -101,10 +101,10 @@ ACTS: dict[str, Callable[[Desk, Owner, Asked], Asked]] = {"usage": usage, "over"
 
 def number(asked: Asked, key: str) -> float:
     """0 where it is not said. Raises BadRequest."""
-    found = asked.get(key, 0)
-    if not isinstance(found, (int, float)) or isinstance(found, bool) or not 0 <= found < 1e12:
-        raise BadRequest(f"{key}: {str(found)[:40]!r}: not a number from 0 on")
-    return found
+    value = asked.get(key, 0)
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1e12:
+        raise BadRequest(f"{key}: {str(value)[:40]!r}: not a number from 0 on")
+    return value
 
 
 def permit(is_own: bool, asker: Owner, what: str) -> None:

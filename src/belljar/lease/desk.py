@@ -47,12 +47,12 @@ class Owner:
     def of(cls, account: str | int) -> Owner:
         """A user of this host, by name or uid. Raises BadRequest."""
         try:
-            found = pwd.getpwnam(account) if isinstance(account, str) else pwd.getpwuid(account)
+            user = pwd.getpwnam(account) if isinstance(account, str) else pwd.getpwuid(account)
         except KeyError:
             raise BadRequest(f"{str(account)[:40]}: no such user on this host") from None
         with suppress(KeyError):
-            return cls(found.pw_name, grp.getgrgid(found.pw_gid).gr_name)
-        return cls(found.pw_name)
+            return cls(user.pw_name, grp.getgrgid(user.pw_gid).gr_name)
+        return cls(user.pw_name)
 
     @property
     def rules(self) -> bool:
@@ -84,13 +84,13 @@ class Desk:
     def run(self, owner: Owner, asked: Wanted, also: Also = lambda book, lease: None) -> Made:
         """Write a lease down, once for each token of an owner. Between `least` and `count` machines, as many as policy allows.
         *also*: what else that transaction writes. Raises LeaseDenied, OverLimit, NoSuchKeyPair, BadRequest."""
-        wanted, digest = self.checked(asked), _digest(asked)
+        terms, digest = self.checked(asked), sha256(dumps(replace(asked, token=""))).hexdigest()
 
         def change(book: Book) -> Made:
             book.lock(f"owner {owner.name}")
-            if asked.token and (found := self._by_token(book, owner, asked.token, digest)):
-                return found
-            lease, instances = self._written(book, owner, self.allowed(book, owner, wanted), digest)
+            if asked.token and (made := self._by_token(book, owner, asked.token, digest)):
+                return made
+            lease, instances = self._written(book, owner, self.allowed(book, owner, terms), digest)
             also(book, lease)
             return lease, instances
 
@@ -102,13 +102,13 @@ class Desk:
         lease, now = self.store.read(lambda book: case_of(book, owner, id)).lease, self.now()
         if lease.state is not L.ACTIVE or lease.left(now) < 60:
             raise MachineBusy(f"{id} is {lease.state.value}: an active lease with a minute left can grow", hint=STATES)
-        wanted = lease.wanted
-        if wanted.images or address_of(self.settings, wanted.network, 0):
+        terms = lease.wanted
+        if terms.images or address_of(self.settings, terms.network, 0):
             what = "a cluster, and machines of a private network, are those that they began with"
             raise BadRequest(f"{id} cannot grow: {what}", hint="Ask for a new lease of the size that is wanted.")
-        per_node = max(1, min(wanted.per_node, count))
-        more = replace(wanted, count=count, least=0, per_node=per_node, token="")
-        return self.run(owner, replace(more, seconds=min(wanted.seconds, lease.left(now))))
+        per_node = max(1, min(terms.per_node, count))
+        more = replace(terms, count=count, least=0, per_node=per_node, token="")
+        return self.run(owner, replace(more, seconds=min(terms.seconds, lease.left(now))))
 
     def checked(self, asked: Wanted) -> Wanted:
         """With every default but the time. Raises what no policy decides."""
@@ -133,61 +133,60 @@ class Desk:
         if asked.preemptible and (not usual or asked.queue not in ("", usual)):
             where = f"preemptible leases are in queue {usual}" if usual else "this site has no preemptible leases"
             raise LeaseDenied(where, code="Unsupported", hint="Ask without `preemptible`, or for that queue.")
-        wanted = replace(asked, queue=asked.queue or usual, account=asked.account or settings.account,
+        terms = replace(asked, queue=asked.queue or usual, account=asked.account or settings.account,
                          network=class_of(settings, asked))  # fmt: skip
-        if wanted.seconds:
-            fitting(wanted, settings, self.queue(wanted.queue))
-        return wanted
+        if terms.seconds:
+            fitting(terms, settings, self.queue(terms.queue))
+        return terms
 
-    def allowed(self, book: Book, owner: Owner, wanted: Wanted) -> Wanted:
+    def allowed(self, book: Book, owner: Owner, terms: Wanted) -> Wanted:
         """With as many machines as policy allows, and a time. Raises LeaseDenied, OverLimit, NoSuchKeyPair, BadRequest."""
-        if wanted.key and not book.find(KeyPair, owner=owner.name, name=wanted.key):
-            raise NoSuchKeyPair(f"{owner.name} has no key pair {wanted.key!r}")
+        if terms.key and not book.find(KeyPair, owner=owner.name, name=terms.key):
+            raise NoSuchKeyPair(f"{owner.name} has no key pair {terms.key!r}")
         policy = policy_of(self.policies(), owner.name, owner.group)
         sums = book.sums(owner.name, policy.since(self.now()))
-        least = max(1, wanted.least or wanted.count)
-        for count in range(wanted.count, least - 1, -1):
-            fewer = self.timed(replace(wanted, count=count, per_node=min(wanted.per_node, count)), policy, sums)
+        least = max(1, terms.least or terms.count)
+        for count in range(terms.count, least - 1, -1):
+            fewer = self.timed(replace(terms, count=count, per_node=min(terms.per_node, count)), policy, sums)
             with suppress(LeaseDenied) if count > least else nullcontext():
                 decide(fewer, policy, sums)
                 return fewer
         raise AssertionError("unreachable")
 
-    def timed(self, wanted: Wanted, policy: Policy, sums: Sums) -> Wanted:
+    def timed(self, terms: Wanted, policy: Policy, sums: Sums) -> Wanted:
         """Where no time was asked for: the usual one, or the longest that queue and policy give. Raises OverLimit."""
-        if wanted.seconds:
-            return wanted
-        settings, queue = self.settings, self.queue(wanted.queue)
-        most = min(settings.longest_time, longest(wanted, settings, queue), policies.longest(wanted, policy, sums))
-        wanted = replace(wanted, seconds=max(60.0, min(settings.default_time, most)))
-        fitting(wanted, settings, queue)
-        return wanted
+        if terms.seconds:
+            return terms
+        settings, queue = self.settings, self.queue(terms.queue)
+        most = min(settings.longest_time, longest(terms, settings, queue), policies.longest(terms, policy, sums))
+        terms = replace(terms, seconds=max(60.0, min(settings.default_time, most)))
+        fitting(terms, settings, queue)
+        return terms
 
-    def _written(self, book: Book, owner: Owner, wanted: Wanted, digest: str) -> Made:
+    def _written(self, book: Book, owner: Owner, terms: Wanted, digest: str) -> Made:
         now = self.now()
-        deadline = now + self.settings.queue_time
-        lease = Lease(
-            new_id("r"), owner.name, wanted, group=owner.group, created=now, since=now, deadline=deadline, digest=digest
-        )
+        lease = Lease(new_id("r"), owner.name, terms, group=owner.group, created=now, since=now, digest=digest,
+                      deadline=now + self.settings.queue_time)  # fmt: skip
         instances = [
-            Instance(new_id("i"), lease.id, index, owner.name, wanted.size_of(index), wanted.seconds, created=now, since=now,
-                     address=address_of(self.settings, wanted.network, index))
-            for index in range(wanted.count)
+            Instance(new_id("i"), lease.id, index, owner.name, terms.size_of(index), terms.seconds, created=now, since=now,
+                     address=address_of(self.settings, terms.network, index))
+            for index in range(terms.count)
         ]  # fmt: skip
         book.save(None, Case(lease, tuple(instances)), now)
-        book.put(*(Tag(one.id, key, value, owner.name) for one in instances for key, value in wanted.tags))
+        book.put(*(Tag(machine.id, key, value, owner.name) for machine in instances for key, value in terms.tags))
         return lease, instances
 
     def _by_token(self, book: Book, owner: Owner, token: str, digest: str) -> Made | None:
         """What was made for it. Raises LeaseDenied where that was another request."""
-        since, leases = self.now() - self.settings.token_time, book.find(Lease, owner=owner.name)
-        for lease in (one for one in leases if one.wanted.token == token and (one.is_live or one.since >= since)):
+        since = self.now() - self.settings.token_time
+        leases = (lease for lease in book.find(Lease, owner=owner.name) if lease.is_live or lease.since >= since)
+        for lease in (lease for lease in leases if lease.wanted.token == token):
             if lease.digest != digest:
                 what = f"token {token!r} was given with another request, which is lease {lease.id}"
                 raise LeaseDenied(
                     what, code="IdempotentParameterMismatch", hint="Use a new token for each new request."
                 )
-            return lease, sorted(book.find(Instance, lease=lease.id), key=lambda one: one.index)
+            return lease, sorted(book.find(Instance, lease=lease.id), key=lambda machine: machine.index)
         return None
 
     # -- what there is -------------------------------------------------------------------------------------------------
@@ -197,22 +196,25 @@ class Desk:
 
         def look(book: Book) -> list[Shown]:
             machines = book.machines(owner.name, self.now() - self.settings.shown)
-            leases = {one.id: one for one in book.find(Lease, owner=owner.name)}
-            slots = {
-                slot.id: slot for lease in {one.lease for one in machines} for slot in book.find(Slot, lease=lease)
-            }
+            leases = {lease.id: lease for lease in book.find(Lease, owner=owner.name)}
+            ids = {machine.lease for machine in machines}
+            slots = {slot.id: slot for id in ids for slot in book.find(Slot, lease=id)}
             tags: dict[str, list[tuple[str, str]]] = {}
             for tag in book.find(Tag, owner=owner.name):
                 tags.setdefault(tag.resource, []).append((tag.key, tag.value))
-            return [Shown(one, leases[one.lease], slots.get(one.slot), tuple(tags.get(one.id, ()))) for one in machines]
+            return [
+                Shown(machine, leases[machine.lease], slots.get(machine.slot), tuple(tags.get(machine.id, ())))
+                for machine in machines
+            ]
 
         return self.store.read(look)
 
     def leases(self, owner: Owner) -> list[Lease]:
         """That live, or ended a while ago, by creation."""
         since = self.now() - self.settings.shown
-        found = self.store.read(lambda book: book.find(Lease, owner=owner.name))
-        return sorted((one for one in found if one.is_live or one.since >= since), key=_age)
+        leases = self.store.read(lambda book: book.find(Lease, owner=owner.name))
+        recent = (lease for lease in leases if lease.is_live or lease.since >= since)
+        return sorted(recent, key=lambda lease: (lease.created, lease.id))
 
     # -- changes -------------------------------------------------------------------------------------------------------
 
@@ -223,21 +225,20 @@ class Desk:
         def change(book: Book) -> list[tuple[Instance, Instance]]:
             known = owned(book, owner.name, ids, Instance)
             after: dict[str, Instance] = {}
-            for name in sorted({one.lease for one in known}):
+            for name in sorted({machine.lease for machine in known}):
                 case = case_of(book, owner, name)
                 changed = self._without(case, {*ids})
                 book.save(case, changed, self.now())
-                after |= {one.id: one for one in changed.instances}
-            return [(one, after[one.id]) for one in known]
+                after |= {machine.id: machine for machine in changed.instances}
+            return [(machine, after[machine.id]) for machine in known]
 
         return self.store.write(change)
 
     def _without(self, case: Case, ids: Container[str]) -> Case:
         now = self.now()
-        instances = tuple(_stopping(one, now) if one.id in ids and one.is_live else one for one in case.instances)
-        case = replace(case, instances=instances)
+        case = case.each(lambda machine: _stopping(machine, now) if machine.id in ids else machine)
         # A lease that waits for nothing any more gives its place in the queue back.
-        is_left = any(one.is_live and not one.stop for one in instances)
+        is_left = any(not machine.stop for machine in case.live)
         has_begun = case.lease.state in (L.ACTIVE, L.DRAINING) or not case.lease.is_live
         return case if is_left or has_begun else drained(case, Cause.USER, "", now)
 
@@ -248,7 +249,7 @@ class Desk:
             case = case_of(book, owner, id)
             if not case.lease.is_live or case.lease.state is L.DRAINING:
                 return case.lease
-            after = self._without(case, {one.id for one in case.instances})
+            after = self._without(case, {machine.id for machine in case.instances})
             if after.lease.state is not L.DRAINING:
                 after = drained(after, Cause.USER, "", self.now())
             book.save(case, after, self.now())
@@ -259,10 +260,9 @@ class Desk:
     def reboot(self, owner: Owner, ids: Sequence[str]) -> list[tuple[str, Order]]:
         """Orders for slots: of all of these machines, or of none. Raises NoSuchLease, MachineBusy."""
         known = self.store.read(lambda book: owned(book, owner.name, ids, Instance))
-        for one in known:
-            if one.state is not I.RUNNING:
-                raise MachineBusy(f"{one.id} is {one.state.value}: only a running machine can be rebooted", hint=STATES)
-        return [(one.slot, Order(Do.REBOOT, one.id)) for one in known]
+        if busy := next((machine for machine in known if machine.state is not I.RUNNING), None):
+            raise MachineBusy(f"{busy.id} is {busy.state.value}: only a running machine can be rebooted", hint=STATES)
+        return [(machine.slot, Order(Do.REBOOT, machine.id)) for machine in known]
 
     def longer(self, owner: Owner, id: str, more: float) -> tuple[str, int]:
         """A lease's job, and the limit that it must have (seconds from its start) before `extend` may be asked. Raises what that
@@ -278,7 +278,7 @@ class Desk:
             book.lock(f"owner {owner.name}")
             after, _, before = self._extended(book, owner, id, more)
             book.save(before, after, now := self.now())
-            going = [one for one in after.slots if one.state is SlotState.GO]
+            going = [slot for slot in after.slots if slot.state is SlotState.GO]
             return [(slot.id, order) for slot in going for order in told_again(after, slot, now)]
 
         return self.store.write(change)
@@ -288,41 +288,38 @@ class Desk:
         lease = case.lease
         if lease.state is not L.ACTIVE:
             raise MachineBusy(f"{id} is {lease.state.value}: only an active lease can be extended", hint=STATES)
-        wanted = replace(lease.wanted, seconds=lease.wanted.seconds + more)
+        terms = replace(lease.wanted, seconds=lease.wanted.seconds + more)
         longest = self.settings.longest_time
-        if not 0 < more <= longest or wanted.seconds > longest:
-            raise OverLimit(f"{id}: {more:.0f} s more, {wanted.seconds:.0f} s in all, of {longest:.0f} s at most")
-        found = fitting(wanted, self.settings, self.queue(wanted.queue))
-        live = [one for one in case.live if one.cause is None]
+        if not 0 < more <= longest or terms.seconds > longest:
+            raise OverLimit(f"{id}: {more:.0f} s more, {terms.seconds:.0f} s in all, of {longest:.0f} s at most")
+        times = fitting(terms, self.settings, self.queue(terms.queue))
+        live = [machine for machine in case.live if machine.cause is None]
         policy = policy_of(self.policies(), owner.name, owner.group)
         sums = book.sums(owner.name, policy.since(now))
         # What they have reserved already is part of what is asked for now.
-        held = sum(one.size.cpus * -int(-one.seconds // 1) for one in live)
+        held = sum(machine.size.cpus * -int(-machine.seconds // 1) for machine in live)
         others = replace(sums, machines=sums.machines - len(live), reserved=sums.reserved - held)
         if live:
-            decide(replace(wanted, count=len(live), sizes=tuple(one.size for one in live)), policy, others)
+            decide(replace(terms, count=len(live), sizes=tuple(machine.size for machine in live)), policy, others)
 
         def later(moment: float | None) -> float | None:
             return None if moment is None else moment + more
 
-        def longer(one: Instance) -> Instance:
-            return one if one.cause else replace(one, seconds=one.seconds + more, deadline=later(one.deadline))
+        def longer(machine: Instance) -> Instance:
+            end = later(machine.deadline)
+            return machine if machine.cause else replace(machine, seconds=machine.seconds + more, deadline=end)
 
-        slots = (replace(one, ends=later(one.ends)) if one.state is SlotState.GO else one for one in case.slots)
-        after = replace(case.each(longer).but(wanted=wanted, ends=later(lease.ends)), slots=tuple(slots))
-        return after, found.walltime, case
-
-
-def _digest(asked: Wanted) -> str:
-    return sha256(dumps(replace(asked, token=""))).hexdigest()
+        slots = (replace(slot, ends=later(slot.ends)) if slot.state is SlotState.GO else slot for slot in case.slots)
+        after = replace(case.each(longer).but(wanted=terms, ends=later(lease.ends)), slots=tuple(slots))
+        return after, times.walltime, case
 
 
-def _stopping(one: Instance, now: float) -> Instance:
-    if one.state is I.QUEUED:
-        return ended(one, Cause.USER, "", now)
-    if one.state is I.STOPPING:
-        return replace(one, stop=True)
-    return replace(one, state=I.STOPPING, since=now, stop=True, cause=one.cause or Cause.USER)
+def _stopping(machine: Instance, now: float) -> Instance:
+    if machine.state is I.QUEUED:
+        return ended(machine, Cause.USER, "", now)
+    if machine.state is I.STOPPING:
+        return replace(machine, stop=True)
+    return replace(machine, state=I.STOPPING, since=now, stop=True, cause=machine.cause or Cause.USER)
 
 
 def case_of(book: Book, owner: Owner, id: str) -> Case:
@@ -330,7 +327,3 @@ def case_of(book: Book, owner: Owner, id: str) -> Case:
     if case is None or case.lease.owner != owner.name:
         raise NoSuchLease(f"{owner.name} has no lease {id[:40]!r}")
     return case
-
-
-def _age(lease: Lease) -> tuple[float, str]:
-    return lease.created, lease.id

@@ -46,16 +46,16 @@ def read(path: Path) -> JobFile:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
-            facts, data = os.fstat(descriptor), file.read(LARGEST)
+            status, data = os.fstat(descriptor), file.read(LARGEST)
     except OSError as exc:
         hint = "The service writes it to `lease.jobs`; nodes must see it."
         raise BadSetting(f"{path}: {exc.strerror}", hint=hint) from exc
-    if facts.st_uid != os.geteuid():
-        what = f"belongs to uid {facts.st_uid}, and this pilot runs as {os.geteuid()}"
+    if status.st_uid != os.geteuid():
+        what = f"belongs to uid {status.st_uid}, and this pilot runs as {os.geteuid()}"
         raise BadSetting(f"{path}: {what}", hint="The batch system has to run pilots as the service's own account.")
-    if facts.st_mode & 0o077:
+    if status.st_mode & 0o077:
         hint = "Its key is known now: release the lease. Files in `lease.jobs` are written with mode 0600."
-        raise BadSetting(f"{path}: others may read it (mode {stat.S_IMODE(facts.st_mode):04o})", hint=hint)
+        raise BadSetting(f"{path}: others may read it (mode {stat.S_IMODE(status.st_mode):04o})", hint=hint)
     try:
         job: JobFile = from_json(JobFile, strict_json(data), least={"deadline": 1})
         wrong = [name for name, form in FORMS.items() if not re.fullmatch(form, getattr(job, name))]

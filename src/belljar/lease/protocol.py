@@ -54,18 +54,18 @@ class Opening:
     @classmethod
     async def heard(cls, reader: asyncio.StreamReader, key_of: Callable[[Opening], bytes | None]) -> Opening:
         """The other side's. *key_of*: the lease's key for what it says; None refuses it. Raises EOFError, OSError, Broken."""
-        facts = await receive(reader, LARGEST_OPENING)
-        version, proof = facts.pop("v", None), str(facts.pop("proof", ""))
+        fields = await receive(reader, LARGEST_OPENING)
+        version, proof = fields.pop("v", None), str(fields.pop("proof", ""))
         if version != VERSION:
             raise Broken(f"another version of the channel than {VERSION}, which is spoken here")
         try:
-            said: Opening = from_json(cls, facts, least=LEAST)
+            opening: Opening = from_json(cls, fields, least=LEAST)
         except ValueError as exc:
             raise Broken(f"an opening: {exc}") from exc
-        key = key_of(said)
-        if key is None or not hmac.compare_digest(said._proof(key).encode(), proof.encode("utf-8", "replace")):
+        key = key_of(opening)
+        if key is None or not hmac.compare_digest(opening._proof(key).encode(), proof.encode("utf-8", "replace")):
             raise Broken("an opening under another key")
-        return said
+        return opening
 
     def _proof(self, key: bytes) -> str:
         return _mac(key, b"opening", dumps(self)).hex()
@@ -113,14 +113,14 @@ class Outbox:
             raise Broken(f"message {number} is acknowledged, and {self.last} was the last")
         self.seen = max(self.seen, number)
         if not self.keep_all:
-            self.messages = [one for one in self.messages if one["seq"] > self.seen]
+            self.messages = [message for message in self.messages if message["seq"] > self.seen]
 
     def after(self, number: int) -> list[Message]:
         """What the other side has not seen, when it says that this was the last. Raises Broken where that is gone."""
-        found = [one for one in self.messages if one["seq"] > number]
-        if number > self.last or len(found) != self.last - number:
-            raise Broken(f"message {number} was seen: {self.last} was the last, and {len(found)} are kept")
-        return found
+        unseen = [message for message in self.messages if message["seq"] > number]
+        if number > self.last or len(unseen) != self.last - number:
+            raise Broken(f"message {number} was seen: {self.last} was the last, and {len(unseen)} are kept")
+        return unseen
 
 
 @dataclass
@@ -145,12 +145,12 @@ class Inbox:
 
 def number_of(message: Message, name: str) -> int:
     """A count in a message; 0 where there is none. Raises Broken."""
-    found = message.get(name, 0)
-    if type(found) is not int or not 0 <= found < 1 << 53:
-        raise Broken(f"a message's {name} is {str(found)[:40]!r}")
-    return found
+    number = message.get(name, 0)
+    if type(number) is not int or not 0 <= number < 1 << 53:
+        raise Broken(f"a message's {name} is {str(number)[:40]!r}")
+    return number
 
 
 def _mac(key: bytes, *parts: bytes) -> bytes:
     """Each part has its length before it: no two lists of parts are the same bytes."""
-    return hmac.new(key, b"".join(len(one).to_bytes(4, "big") + one for one in parts), sha256).digest()
+    return hmac.new(key, b"".join(len(part).to_bytes(4, "big") + part for part in parts), sha256).digest()

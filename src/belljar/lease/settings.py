@@ -23,7 +23,7 @@ def load(path: Path = FILE) -> tuple[Settings, tuple[Policy, ...]]:
     known = {TABLE: keys_of((Settings,), TABLE), POLICY: keys_of((Policy,), POLICY)}
     tables, values = read_values([path], known, {POLICY}, mistakes)
     settings = Settings(**values.pop(TABLE))
-    policies = tuple(Policy(full.partition(".")[2], **facts) for full, facts in values.items())
+    policies = tuple(Policy(full.partition(".")[2], **options) for full, options in values.items())
     if not mistakes:
         blame(path, tables, ((TABLE, wrong) for wrong in _wrongs(settings, policies)), mistakes)
     if mistakes:

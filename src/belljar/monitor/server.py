@@ -133,12 +133,12 @@ def app(hub: Hub, access: Access, tell: Callable[[str], Values | None], metrics:
         telling = next((remote.story for remote in hub.remotes if remote.node.name == name), tell)
         try:
             async with hub.host.turn if telling is tell else nullcontext():
-                told = await in_thread(lambda: telling(id))
+                answer = await in_thread(lambda: telling(id))
         except BROKEN as exc:
             raise HTTPException(502, f"its node does not answer: {exc}") from exc
-        if told is None:
+        if answer is None:
             raise HTTPException(404, "no machine of this id is known here")
-        return as_json(told)
+        return as_json(answer)
 
     async def numbers(request: Request) -> Response:
         encode, kind = choose_encoder(request.headers.get("accept", ""))

@@ -135,10 +135,10 @@ def _causes(table: Mapping[str, Mapping[str, float]], ended: Sequence[Values], *
     """Causes of failures, the most frequent first, each with its latest machine; what that said is for trusted readers."""
     latest = {machine["cause"]: machine for machine in reversed(ended)}
     for cause, counts in sorted(table.items(), key=lambda item: -item[1]["machines"]):
-        machine = latest[cause]
-        said = {"hint": machine["hint"], "reason": machine["reason"], "machine": machine["id"], "node": machine["node"]}
-        more = said if is_trusted else {"hint": usual_hint(cause)}
-        yield {"cause": cause, "count": counts["machines"], "last": machine["ended"], **more}
+        last = latest[cause]
+        details = {"hint": last["hint"], "reason": last["reason"], "machine": last["id"], "node": last["node"]}
+        more = details if is_trusted else {"hint": usual_hint(cause)}
+        yield {"cause": cause, "count": counts["machines"], "last": last["ended"], **more}
 
 
 def _about(node: Node) -> Values:

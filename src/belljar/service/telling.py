@@ -12,15 +12,15 @@ from belljar.errors import BelljarError, printable
 
 
 class Tell(Protocol):
-    def __call__(self, event: str, **facts: Any) -> None: ...
+    def __call__(self, event: str, **details: Any) -> None: ...
 
 
 def teller(file: TextIO, *, as_json: bool) -> Tell:
-    """Facts that are None or empty are left out; no text of a stranger begins a line or steers a terminal."""
+    """Details that are None or empty are left out; no text of a stranger begins a line or steers a terminal."""
 
-    def tell(event: str, **facts: Any) -> None:
+    def tell(event: str, **details: Any) -> None:
         moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        known = {key: value for key, value in facts.items() if value not in (None, "")}
+        known = {key: value for key, value in details.items() if value not in (None, "")}
         if as_json:
             line = json.dumps({"time": moment, "event": event, **known}, default=str)
         else:

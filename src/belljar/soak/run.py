@@ -100,8 +100,8 @@ class Soak:
         if ended is not None and plan.batch != "none":  # sbatch and qsub print the job's id first
             first = (ended.out.decode(errors="replace").split() or [""])[0]
             word = f"{plan.batch}:{first.partition(';')[0].partition('.')[0]}"
-        facts = _facts(self._machine(word))
-        row = {"kind": kind, "batch": plan.batch, "context": context, "begin": begin, **facts, "failure": failure}
+        machine = _facts(self._machine(word))
+        row = {"kind": kind, "batch": plan.batch, "context": context, "begin": begin, **machine, "failure": failure}
         self._write(row)
         if (jobs := self._done.total()) % EVERY == 0:
             self._write({"kind": "sample", "jobs": jobs, **sample(plan.folders)})
@@ -113,10 +113,10 @@ class Soak:
             for row, position in ledger.since(read):
                 self._machines[ledger] = position
                 self._unclaimed[dict(row.get("labels", ())).get("soak") or str(row.get("requester"))] = row
-        found = self._unclaimed.pop(name, {})
+        row = self._unclaimed.pop(name, {})
         while len(self._unclaimed) > MOST_UNCLAIMED:
             del self._unclaimed[next(iter(self._unclaimed))]
-        return found
+        return row
 
 
 def argv_of(plan: Plan, context: str, place: int, word: str, output: Path) -> list[str]:

@@ -29,21 +29,21 @@ TEMPLATE: Final = Form(rf"/.*|{HTTP}", "is neither an http(s) address nor a path
 ABORTED: Final = 300  # a machine whose shutdown message has this code or a greater one counts against its type
 
 
-def of_space(default: T, help: str, /, **facts: object) -> T:
+def of_space(default: T, help: str, /, **metadata: object) -> T:
     """A key of `[space]`."""
-    return setting(default, help, table="space", **facts)
+    return setting(default, help, table="space", **metadata)
 
 
-def of_factory(default: T, help: str, /, **facts: object) -> T:
+def of_factory(default: T, help: str, /, **metadata: object) -> T:
     """A key of `[factory]`."""
-    return setting(default, help, table="factory", **facts)
+    return setting(default, help, table="factory", **metadata)
 
 
 def told(default: T, names: str, older: str = "", *, is_needed: bool = False, if_known: bool = False) -> T:
     """A fact that factories tell each other, and its names in VacQuery: *names* are all sent and read, *older* ones are read only.
     *if_known*: it is left out where it has no value; others are sent as null, for Vac wants to see the name."""
-    facts = {"names": names.split(), "older": older.split(), "is_needed": is_needed, "if_known": if_known}
-    return field(default=default, metadata=facts)
+    metadata = {"names": names.split(), "older": older.split(), "is_needed": is_needed, "if_known": if_known}
+    return field(default=default, metadata=metadata)
 
 
 class Mode(str, Enum):

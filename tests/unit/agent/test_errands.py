@@ -77,6 +77,14 @@ def test_while_an_errand_blocks_the_agent_answers_and_at_its_deadline_the_errand
     assert 1 <= time.monotonic() - began < 10
 
 
+def test_each_errand_has_a_deadline_of_its_own() -> None:
+    began = time.monotonic()
+    with host_of(threading.Event().wait) as answers:  # type: ignore[arg-type]
+        (refused,) = answers(1, call(7, b"toil", b"1"), call(8, b"toil", b"20"))
+    assert refused == b"%d 7 refused\0toil: not done in the guest within 1 s" % wire.ERROR
+    assert time.monotonic() - began < 10
+
+
 def test_what_the_work_says_is_the_answer() -> None:
     def fails() -> None:
         raise Refused("no-filesystem", "no space")

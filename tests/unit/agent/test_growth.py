@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import struct
 from pathlib import Path
 
 import pytest
 
 from belljar.agent.guest import growth, system
-from belljar.agent.guest.growth import hold_back, limit_for, take_all
+from belljar.agent.guest.growth import grow_root, hold_back, limit_for, take_all
 
 MIB = 1 << 20
 
@@ -122,6 +124,28 @@ def test_whole_blocks_that_were_not_asked_for_go_offline_so_that_the_guest_does_
     assert int(held.read_text()) == 22
     hold_back(600 * MIB, 300 * MIB, False)  # a template's blocks stay: its clones may get that memory
     assert [(kernel / f"memory/memory{number}/state").read_text()[:6] for number in (0, 3)] == ["online", "online"]
+
+
+@pytest.mark.parametrize(("size", "filled"), [(64 * MIB, 64 * MIB), (0, 100 * MIB)])
+def test_the_root_fills_what_was_asked_for_or_all_of_its_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, filled: int
+) -> None:
+    (tmp_path / "size").write_text(f"{100 * MIB // 512}\n")
+    asked: list[bytes] = []
+    monkeypatch.setattr(growth, "root_device", lambda: str(tmp_path))
+    monkeypatch.setattr(growth.fcntl, "ioctl", lambda fd, request, value: asked.append(value))
+    grow_root(size)
+    assert struct.unpack("Q", asked[0])[0] * os.statvfs("/").f_bsize == filled
+
+
+@pytest.mark.parametrize(("device", "there"), [("", 100 * MIB), ("none", 0)])
+def test_a_root_that_cannot_become_so_large_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, there: int
+) -> None:
+    (tmp_path / "size").write_text(f"{100 * MIB // 512}\n")
+    monkeypatch.setattr(growth, "root_device", lambda: str(tmp_path / device))
+    with pytest.raises(system.Refused, match=f"has {there} bytes, not {200 * MIB}"):
+        grow_root(200 * MIB)
 
 
 def test_a_payload_may_use_what_was_asked_for_less_what_the_kernel_has() -> None:

@@ -279,6 +279,21 @@ def test_what_goes_away_while_it_is_packed_is_left_out(tmp_path: Path, monkeypat
     assert (tmp_path / "target" / left).read_text() == "gone" and not os.listdir(tmp_path / "target/folder")
 
 
+def test_a_link_that_goes_away_while_it_is_packed_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/gone").symlink_to("anywhere")
+    (tmp_path / "source/stays").write_text("x")
+    read = os.readlink
+
+    def gone(path: bytes) -> bytes:
+        os.unlink(path)
+        return read(path)
+
+    monkeypatch.setattr(os, "readlink", gone)
+    copied(tmp_path / "source", tmp_path / "copy")
+    assert os.listdir(tmp_path / "copy") == ["stays"]
+
+
 @pytest.mark.parametrize("path", ["/no/such/file", "/dev/null/below"])
 def test_a_source_that_is_missing_is_told_as_missing(path: str) -> None:
     with pytest.raises(Refused) as caught:

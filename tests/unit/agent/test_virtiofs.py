@@ -51,9 +51,9 @@ class Events:
         pass
 
 
-def play_modules(monkeypatch: pytest.MonkeyPatch, loaded: list[str], has: Callable[[str], bool]) -> None:
+def play_modules(monkeypatch: pytest.MonkeyPatch, loaded: list[str], known: Callable[[], bytes]) -> None:
     """A kernel with these file systems, whose modules are only noted."""
-    monkeypatch.setattr(system, "has_filesystem", has)
+    monkeypatch.setattr(system, "read_file", lambda path: known())
     monkeypatch.setattr(system, "MODPROBES", ("/",))
     monkeypatch.setattr(os, "spawnv", lambda how, program, argv: loaded.append(argv[-1]))
 
@@ -65,7 +65,7 @@ def mounting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., t
         monkeypatch.setattr(mounts, "libc", kernel)
         monkeypatch.setattr(mounts, "kernel_events", Events)
         monkeypatch.setattr(mounts, "write_quietly", kernel.write_file)
-        play_modules(monkeypatch, kernel.loaded, lambda name: name.encode() in kernel.known.split())
+        play_modules(monkeypatch, kernel.loaded, lambda: kernel.known)
         guest = Guest()
         target = os.fsencode(tmp_path / "place")
         call = [b"virtiofs", b"share0", target, how, b"", b"virtiofs"]
@@ -119,7 +119,7 @@ def test_a_device_that_never_comes_is_given_up(mounting: Mounting, monkeypatch: 
 
 def test_a_template_is_made_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = list[str]()
-    play_modules(monkeypatch, loaded, lambda name: False)
+    play_modules(monkeypatch, loaded, lambda: b"")
     Guest().calls[b"prepare"](Words([b"9p", b"9pnet_virtio 9p"]))
     assert loaded == ["9pnet_virtio", "9p"]
 

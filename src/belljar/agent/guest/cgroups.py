@@ -35,15 +35,11 @@ class Cgroup:
         if self._is_empty():
             return then()
         self.agent, self.then = agent, then
-        agent.watch(self.events, select.EPOLLPRI, self._look)
-        self._look()
+        agent.watch(self.events, select.EPOLLPRI, self.look)
+        self.look()
 
-    def hurry(self) -> None:
-        """No patience any more."""
-        self.is_patient = False
-        self._look()
-
-    def _look(self, events: int = 0) -> None:
+    def look(self, events: int = 0) -> None:
+        """Once `clear` was called: whether all is over, and if not, whether to wait for that."""
         then = self.then
         if then is not None and self._is_empty():
             self.then = None
@@ -91,15 +87,11 @@ class Family:
 
     def clear(self, agent: Channel, pid: int, then: Callable[[], None]) -> None:
         self.pid, self.then = pid, then
-        agent.on_child = self._look
-        self._look()
-
-    def hurry(self) -> None:
-        self.is_patient = False
-        self._look()
+        agent.on_child = self.look
+        self.look()
 
     @staticmethod
-    def _look() -> None:
+    def look() -> None:
         for family in list(Family.live):
             if family.then is not None and not family._kill():
                 then, family.then = family.then, None

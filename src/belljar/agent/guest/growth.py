@@ -118,15 +118,15 @@ def hold_back(size: int, held: int, is_clone: bool) -> int:
     return size
 
 
-def grow_root(size: int) -> None:
-    """The root file system is to fill its disk of *size* bytes. No tool of the image is needed. Raises Refused."""
-    device = root_device()
-    there = int(read_file(f"{device}/size").strip() or b"0") * 512
-    if device is None or there < size:
+def grow_root(size: int = 0) -> None:
+    """The root file system is to fill its disk, of *size* bytes or as large as that is. No tool of the image is needed. Raises
+    Refused."""
+    there = int(read_file(f"{root_device()}/size").strip() or b"0") * 512
+    if not there or there < size:
         raise Refused("refused", f"the guest's disk has {there} bytes, not {size}")
     fd = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.ioctl(fd, EXT4_IOC_RESIZE_FS, struct.pack("Q", size // os.fstatvfs(fd).f_bsize))
+        fcntl.ioctl(fd, EXT4_IOC_RESIZE_FS, struct.pack("Q", (size or there) // os.fstatvfs(fd).f_bsize))
     except OSError as exc:
         raise Refused("refused", f"the guest's file system does not grow with its disk: {exc.strerror}") from exc
     finally:
@@ -138,12 +138,6 @@ def grow_shared_memory(size: int) -> None:
     with suppress(OSError):  # an image may have another kind of file system there, or none
         flags = libc.MS_REMOUNT | os.statvfs(SHARED).f_flag & (libc.MS_NOSUID | libc.MS_NODEV)
         libc.mount(b"shm", SHARED.encode(), b"tmpfs", flags, b"size=%d" % size)
-
-
-def fill_disk() -> None:
-    """After a boot, where `/init` had no tool to do it."""
-    if device := root_device():
-        grow_root(int(read_file(f"{device}/size").strip() or b"0") * 512)
 
 
 def limit_for(total: int, used: int, surplus: int) -> int:

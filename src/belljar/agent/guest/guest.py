@@ -14,7 +14,7 @@ from contextlib import suppress
 from belljar.agent.guest.accounts import Account, add_to_files
 from belljar.agent.guest.cgroups import Box, Cgroup, Family
 from belljar.agent.guest.devices import await_devices
-from belljar.agent.guest.growth import TAKES_BLOCKS, abilities, blocks, fill_disk, limit_for, meminfo, take_all
+from belljar.agent.guest.growth import TAKES_BLOCKS, abilities, blocks, grow_root, limit_for, meminfo, take_all
 from belljar.agent.guest.mounts import LongCall, Mounts, checked_target, mount_packed
 from belljar.agent.guest.network import SSH, configure_card, host_keys_since, leave_network, renew_host_keys
 from belljar.agent.guest.system import Refused, libc, load_filesystem, now, read_file, say, write_file, write_quietly
@@ -78,9 +78,9 @@ class Guest(Mounts):
         if os.statvfs(RUN).f_flag & os.ST_NOEXEC:
             self.jobs = "/var/lib/belljar/job"
             os.makedirs(self.jobs, 0o711, exist_ok=True)
-        if os.path.exists(RUN + "/busybox"):  # a container's root
+        if os.path.exists(RUN + "/busybox"):  # a container's root, where `/init` has no tool to do it
             try:
-                fill_disk()
+                grow_root()
             except Refused as exc:
                 say(exc.message)
         write_file("/proc/self/oom_score_adj", b"-1000")

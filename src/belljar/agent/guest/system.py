@@ -97,14 +97,11 @@ def is_below(ancestor: int, pid: int, rows: dict[int, tuple[int, int]]) -> bool:
     return False
 
 
-def has_filesystem(name: str) -> bool:
-    return b"\t%s\n" % name.encode() in read_file("/proc/filesystems")
-
-
 def load_filesystem(name: str, *modules: str) -> None:
     """With the modules that this takes, as the kernel would by itself, where it is told how. What it does not have is not a
     mistake yet."""
-    program = "" if has_filesystem(name) else next(filter(os.path.exists, MODPROBES), "")
+    is_there = b"\t%s\n" % name.encode() in read_file("/proc/filesystems")
+    program = "" if is_there else next(filter(os.path.exists, MODPROBES), "")
     for module in modules or (name,) if program else ():
         os.spawnv(os.P_WAIT, program, ["modprobe", "-q", module])
 

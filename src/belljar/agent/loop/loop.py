@@ -20,7 +20,7 @@ from belljar.agent.loop.channel import Channel, Usage
 from belljar.agent.loop.connection import Connection
 from belljar.agent.loop.hold import Holder, install_hold, spent
 from belljar.agent.loop.payload import Job, Zygote, place, three_pipes
-from belljar.agent.loop.process import Errand, Process
+from belljar.agent.loop.process import Errand, Process, look_at_the_clock
 from belljar.agent.wire import CALL, GREETING, HEIR, OF_PROCESS, PING, PONG, PORT, REPLY, WireError, Words, welcome
 
 
@@ -223,8 +223,7 @@ class Agent(Channel):
                     ended(status, (usage.ru_utime, usage.ru_stime, usage.ru_maxrss << 10))
         if self.on_child is not None:
             self.on_child()
-        for errand in list(self.errands):
-            errand.look_at_the_clock()
+        look_at_the_clock(self.errands)
 
     def _gone(self, process: Process | Connection) -> None:
         if self.processes.get(process.number) is process:

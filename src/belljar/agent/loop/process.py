@@ -106,7 +106,8 @@ class Process:
         if self.pid and is_there and 0 < number <= 64:
             self.job.leaves = self.job.leaves and number != signal.SIGKILL
             if self.end is not None and number == signal.SIGKILL:
-                return self.box.hurry()
+                self.box.is_patient = False
+                return self.box.look()
             if alone:
                 return kill_quietly(self.pid, number)
             self.was_ended = self.was_ended or number == signal.SIGTERM
@@ -192,12 +193,10 @@ class Process:
         """Nobody listens any more: kill it, drop what it says."""
         self.is_silent = True
         self.drop_flows()
-        if not self.pid:
-            self.close()
-        elif self.end is None:
+        if self.pid:
             self.signal(signal.SIGKILL)
         else:
-            self.box.hurry()
+            self.close()
         self.advance()
 
     def drop_flows(self) -> None:
@@ -234,7 +233,7 @@ class Errand:
         os.close(writing)
         errands.append(self)
         agent.watch(self.reading, select.EPOLLIN, self._done)
-        signal.alarm(max(1, seconds))
+        look_at_the_clock(errands)
 
     @staticmethod
     def _answer(work: Callable[[], bytes | None]) -> bytes:
@@ -253,12 +252,6 @@ class Errand:
         message = answer.decode("utf-8", "replace") or "a child of the agent was killed"
         self.agent.refuse(self.number, kind.decode() or "refused", message)
 
-    def look_at_the_clock(self) -> None:
-        """Out of time: the answer is given without the child, which may be where no signal reaches it."""
-        if time.monotonic() >= self.deadline:
-            self.abandon()
-            self.agent.refuse(self.number, "refused", self.late)
-
     def _close(self) -> None:
         self.agent.unwatch(self.reading)
         os.close(self.reading)
@@ -268,3 +261,13 @@ class Errand:
         """Nobody waits for it any more."""
         kill_quietly(self.pid, signal.SIGKILL)
         self._close()
+
+
+def look_at_the_clock(errands: list[Errand]) -> None:
+    """One that is out of time is answered without its child, which may be where no signal reaches it."""
+    now = time.monotonic()
+    for errand in [errand for errand in errands if errand.deadline <= now]:
+        errand.abandon()
+        errand.agent.refuse(errand.number, "refused", errand.late)
+    if errands:
+        signal.alarm(1 + int(min(errand.deadline for errand in errands) - now))

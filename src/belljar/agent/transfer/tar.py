@@ -12,6 +12,7 @@ import fcntl
 import os
 import stat
 from _collections_abc import Callable, Iterable
+from contextlib import suppress
 
 from belljar.agent.guest.system import Refused, shown
 from belljar.agent.wire import KIB, MIB
@@ -61,12 +62,13 @@ class Exchange:
         """Whole blocks; who cuts the file to its size comes later."""
         import mmap
 
-        done, is_direct = 0, self.is_direct and set_direct(file, True)
+        done, is_direct = 0, self.is_direct
         view = memoryview(mmap.mmap(-1, STEP))  # begins on a page, as O_DIRECT wants
         while done < length:
             size = min(STEP, length - done)
             whole = -(-size // BLOCK) * BLOCK
             try:
+                set_direct(file, is_direct)
                 if os.preadv(source, [view[:whole]], begin + done) < size:
                     raise Refused("broken", "a file became shorter while it was copied")
                 view[size:whole] = bytes(whole - size)
@@ -75,7 +77,7 @@ class Exchange:
             except OSError as exc:
                 if exc.errno != errno.EINVAL or not is_direct:
                     raise
-                is_direct = set_direct(file, False) and False  # a file system without O_DIRECT: a shared folder's, say
+                is_direct = False  # a file system without O_DIRECT: a shared folder's, say
 
 
 def has_large(path: bytes) -> bool:
@@ -89,14 +91,10 @@ def has_large(path: bytes) -> bool:
         return False
 
 
-def set_direct(fd: int, on: bool) -> bool:
-    """Go around the page cache, or not. False if the file system cannot."""
+def set_direct(fd: int, on: bool) -> None:
+    """Go around the page cache, or not. Raises OSError, EINVAL, if the file system cannot."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT)
-        return True
-    except OSError:
-        return False
+    fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT)
 
 
 class Packer:
@@ -113,17 +111,15 @@ class Packer:
         """All of *source*. Raises Refused."""
         try:
             status = os.stat(source)  # a link that was named stands for what it points to
-        except OSError as exc:
-            kind = "missing" if exc.errno in (errno.ENOENT, errno.ENOTDIR) else "refused"
-            raise Refused(kind, f"{shown(source)}: {exc.strerror}") from exc
-        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-            raise Refused("refused", f"{shown(source)}: neither a file nor a folder")
-        try:
+            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+                raise Refused("refused", f"{shown(source)}: neither a file nor a folder")
             self._member(source, ROOT, status, 0)
         except OSError as exc:
             if exc.filename is None:
                 raise
-            raise Refused("refused", f"{shown(os.fsencode(exc.filename))}: {exc.strerror}") from exc
+            is_missing = exc.filename == source and exc.errno in (errno.ENOENT, errno.ENOTDIR)
+            kind = "missing" if is_missing else "refused"
+            raise Refused(kind, f"{shown(exc.filename)}: {exc.strerror}") from exc
         self.write(bytes(2 * BLOCK))
 
     def _member(self, path: bytes, name: str, status: os.stat_result, depth: int) -> None:
@@ -142,19 +138,10 @@ class Packer:
         if depth >= DEEPEST:
             raise Refused("refused", f"{shown(path)}: more than {DEEPEST} folders deep")
         self._header(name, status, FOLDER)
-        try:
-            entries = os.listdir(path)
-        except FileNotFoundError:
-            if name == ROOT:
-                raise
-            entries = []  # it went away meanwhile
-        for entry in entries:
+        for entry in os.listdir(path):
             inner = path.rstrip(b"/") + b"/" + entry
-            try:
-                inner_status = os.lstat(inner)
-            except FileNotFoundError:
-                continue  # it went away meanwhile
-            self._member(inner, f"{name}/{name_of(entry)}", inner_status, depth + 1)
+            with suppress(FileNotFoundError):  # it went away meanwhile
+                self._member(inner, f"{name}/{name_of(entry)}", os.lstat(inner), depth + 1)
 
     def _file(self, path: bytes, name: str, status: os.stat_result) -> None:
         key = (status.st_dev, status.st_ino)
@@ -162,12 +149,7 @@ class Packer:
             return self._header(name, status, HARD_LINK, link=self.linked[key])
         # Not blocking: the name may have become a pipe since we looked.
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_NOFOLLOW if name != ROOT else 0)
-        try:
-            fd = os.open(path, flags)
-        except FileNotFoundError:
-            if name == ROOT:
-                raise
-            return  # it went away meanwhile
+        fd = os.open(path, flags)
         if status.st_nlink > 1:
             self.linked[key] = name
         try:
@@ -198,25 +180,21 @@ class Packer:
         size = status.st_size
         parts = data_parts(fd, size) if size >= HOLES_FROM and status.st_blocks * BLOCK < size else [(0, size)]
         stored = sum(length for _, length in parts)
-        if self.exchange is not None and stored >= BESIDE:
-            begin = self.exchange.put(fd, parts)
-            if begin >= 0:
-                return self._sparse_header(name, status, parts, 0, {PLACE: str(begin)})
+        begin = self.exchange.put(fd, parts) if self.exchange is not None and stored >= BESIDE else -1
+        if begin >= 0:
+            return self._sparse_header(name, status, parts, 0, {PLACE: str(begin)})
         if parts == [(0, size)] or stored >= 1 << 33:  # tarfile misreads larger sparse members
             self._header(name, status, REGULAR, size=size)
             parts, stored = [(0, size)], size
         else:
             self._sparse_header(name, status, parts, stored, {})
-        for offset, length in parts:
-            self._copy(fd, path, offset, length)
+        for begin, length in parts:
+            at, end = begin, begin + length
+            while at < end:
+                data = self._read(fd, path, at, min(end - at, CHUNK))
+                self.write(data)
+                at += len(data)
         self.write(bytes(-stored % BLOCK))
-
-    def _copy(self, fd: int, path: bytes, offset: int, length: int) -> None:
-        while length:
-            data = self._read(fd, path, offset, min(length, CHUNK))
-            self.write(data)
-            offset += len(data)
-            length -= len(data)
 
     def _read(self, fd: int, path: bytes, offset: int, size: int) -> bytes:
         data = os.pread(fd, size, offset)

@@ -93,7 +93,11 @@ class Unpacker:
     def unpack(self) -> None:
         import tarfile
 
-        self._place()
+        if self.target == b"/":
+            raise Refused("refused", "/: not a place to copy to; name a folder in it")
+        folder, self.leaf = os.path.split(self.target)
+        os.makedirs(folder, exist_ok=True)
+        self.top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         archive = tarfile.TarFile(fileobj=self.source, mode="r", encoding="utf-8", errors="surrogateescape")  # type: ignore[arg-type]
         is_first = True
         while (member := archive.next()) is not None:
@@ -113,13 +117,6 @@ class Unpacker:
         self._close_down_to(0)
         if self.top >= 0:
             os.close(self.top)
-
-    def _place(self) -> None:
-        if self.target == b"/":
-            raise Refused("refused", "/: not a place to copy to; name a folder in it")
-        folder, self.leaf = os.path.split(self.target)
-        os.makedirs(folder, exist_ok=True)
-        self.top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def _parts(self, name: str) -> list[bytes]:
         """The member's path below the target, the leaf first."""

@@ -65,7 +65,7 @@ def stopped(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
 def starting(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
     if failure := _failure(entry, job, seen, settings):
         return _failed(entry, seen, failure)
-    age, missing = seen.now - entry.since, [it for it in entry.here(settings.names) if it not in seen.machines]
+    age, missing = seen.now - entry.since, [id for id in entry.here(settings.names) if id not in seen.machines]
     acts = _announce(entry, job, settings)
     if entry.leads and job.state is not JobState.HELD:
         acts += _take_back(job)
@@ -182,7 +182,7 @@ def cleaning(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step
 def _way_out(entry: Entry, seen: Seen, settings: Settings) -> tuple[Act, ...]:
     """For all machines of a job; none: they and their nodes are gone."""
     is_late, own = seen.now - entry.since > step.QUIET, entry.here(settings.names)
-    return tuple(act for it in entry.machines for act in leave(it, seen, is_late=is_late, is_here=it in own))
+    return tuple(act for id in entry.machines for act in leave(id, seen, is_late=is_late, is_here=id in own))
 
 
 def _give_back(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:

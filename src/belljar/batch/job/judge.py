@@ -47,9 +47,9 @@ def offered(allow: "Sequence[Sequence[str]]", user: str, groups: "Collection[str
 
 def check_allowed(image: str, user: str, groups: "Collection[str]", queue: str, site: "Mapping[str, Any]") -> None:
     """Raises Refused unless some rule gives this image to this asker, and one of a registry may be pulled."""
-    is_pulled = REFERENCE.match(image)  # then it is the job's user's
-    registries = site["registries"] if site["pull"] == "site-registries" else []
-    if is_pulled and site["pull"] != "any" and not image.startswith(tuple("docker://%s/" % it for it in registries)):
+    is_pulled, pull = REFERENCE.match(image), site["pull"]  # a pulled one is the job's user's
+    registries = site["registries"] if pull == "site-registries" else []
+    if is_pulled and pull != "any" and not image.startswith(tuple("docker://%s/" % name for name in registries)):
         where = "only from %s" % ", ".join(registries) if registries else "from no registry"
         raise Refused("image %s: a job pulls images %s here" % (image, where), PULL_HINT)
     patterns = offered(site["allow"], user, groups, queue)

@@ -150,10 +150,10 @@ def in_words(pattern: str, escape: Callable[[str], str]) -> str:
     return "".join({"*": ".*", "?": "."}.get(char) or escape(char) for char in pattern)
 
 
-def _judged(error: type[BelljarError], check: Callable[..., None], *facts: object) -> None:
+def _judged(error: type[BelljarError], check: Callable[..., None], *args: object) -> None:
     """Its refusal as this error."""
     try:
-        check(*facts)
+        check(*args)
     except judge.Refused as exc:
         why, hint = exc.args
         raise error(why, hint=hint) from None

@@ -93,13 +93,13 @@ def status(args: Args, runtime: Runtime) -> int:
     if status is None:
         hint = "Start it with `belljar bait run`, or name its --state."
         raise BadOption(f"{folder}: no bait has worked here", hint=hint)
-    facts = {
+    rows = {
         "bait": status.name, "running": "yes" if is_running else "no", "state": status.state, "why": status.why,
         "jobs": " ".join(f"{count} {state}" for state, count in sorted(status.jobs.items())) or "none", "next": status.waits,
         "trouble": status.error, "looked": f"{duration(time.time() - status.looked)} ago",
     }  # fmt: skip
     value = {"running": is_running, "ordered": ordered(folder), "status": status}
-    show(value, ("WHAT", ""), [fact for fact in facts.items() if fact[1]], as_=args.format)
+    show(value, ("WHAT", ""), [row for row in rows.items() if row[1]], as_=args.format)
     return 2 if not is_running else 0 if status.state == "open" else 1
 
 
@@ -116,15 +116,10 @@ def jobs(args: Args, runtime: Runtime) -> None:
     entries, node = list(read(folder).values()), _nodes(folder)
     rows = [
         (
-            it.job,
-            it.state.value,
-            duration(now - it.since),
-            " ".join(node(id)[0] for id in it.machines),
-            it.tries,
-            it.why,
-        )
-        for it in entries
-    ]
+            entry.job, entry.state.value, duration(now - entry.since), " ".join(node(id)[0] for id in entry.machines),
+            entry.tries, entry.why,
+        ) for entry in entries
+    ]  # fmt: skip
     show({"jobs": entries}, ("JOB", "STATE", "FOR", "NODES", "TRIES", "WHY"), rows, as_=args.format)
 
 

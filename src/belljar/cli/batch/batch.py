@@ -137,9 +137,9 @@ def node_(args: Args, runtime: Runtime) -> int:
     if args.action == "open":
         known.reopen()
         return 0
-    facts, text, code = _test(known, runtime) if args.action == "test" else _status(known)
+    fields, text, code = _test(known, runtime) if args.action == "test" else _status(known)
     if args.format == "json":
-        print(as_json({"node": name, **facts}))
+        print(as_json({"node": name, **fields}))
     else:
         print_lines((f"node {name}: {text[0]}", *text[1:]))
     return code
@@ -148,18 +148,18 @@ def node_(args: Args, runtime: Runtime) -> int:
 def _status(known: node.Known) -> tuple[dict[str, object], list[str], int]:
     """What the system says and what is remembered."""
     now, right = known.memory.read(), of_users()
-    facts: dict[str, object] = {
+    fields: dict[str, object] = {
         "closed_by_belljar": None, "trouble": "", "faults": now.faults, "passes": now.passes, "reason": now.reason,
         "closed": bool(now.closed), "kvm_is_lost": not right.is_good, "kvm": right.text,
     }  # fmt: skip
     try:
-        facts["closed_by_belljar"] = is_ours = known.is_closed_by_us()
+        fields["closed_by_belljar"] = is_ours = known.is_closed_by_us()
         state, code = "closed by belljar" if is_ours else "not closed by belljar", 0
     except BelljarError as exc:
-        facts["trouble"], state, code = exc.message, f"unknown: {exc.message}", 1
+        fields["trouble"], state, code = exc.message, f"unknown: {exc.message}", 1
     counted = f"faults in a row: {now.faults}; passed self-checks in a row: {now.passes}"
     text = [state, counted, *([f"last reason: {now.reason}"] if now.reason else [])]
-    return facts, [*text, f"kvm{'' if right.is_good else ' IS LOST'}: {right.text}"], code
+    return fields, [*text, f"kvm{'' if right.is_good else ' IS LOST'}: {right.text}"], code
 
 
 def _test(known: node.Known, runtime: Runtime) -> tuple[dict[str, object], list[str], int]:

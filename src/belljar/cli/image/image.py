@@ -59,8 +59,8 @@ def import_(args: Args, runtime: Runtime) -> None:
         sha256=args.sha256.lower(), context=args.context, signer=args.signer,
     )  # fmt: skip
 
-    def judge(facts: Mapping[str, Any], has_kernel: bool) -> None:
-        choose(args.context, means_of(facts, has_kernel), args.name)
+    def judge(properties: Mapping[str, Any], has_kernel: bool) -> None:
+        choose(args.context, means_of(properties, has_kernel), args.name)
 
     image = bring(runtime.images, order, None if args.context is Context.AUTO else judge)
     if words := told_of(image):
@@ -102,10 +102,10 @@ def verify(args: Args, runtime: Runtime) -> int:
     images = [runtime.images.find(reference) for reference in args.images] or runtime.images.images()
     verdicts = [(image, runtime.images.verify(image)) for image in images]
     values = [{"digest": image.digest, "names": image.names, "wrong": wrong} for image, wrong in verdicts]
-    rows = [(", ".join(it.names), it.digest[:SHORT], "; ".join(wrong) or "as it was stored") for it, wrong in verdicts]
+    whole = "as it was stored"
+    rows = [(", ".join(image.names), image.digest[:SHORT], "; ".join(wrong) or whole) for image, wrong in verdicts]
     put(values, ("NAME", "DIGEST", "STATE"), rows, as_=args.format)
-    bad = [image for image, wrong in verdicts if wrong]
-    for image in bad:
+    for image in (bad := [image for image, wrong in verdicts if wrong]):
         what = "is not started any more" if image.store == runtime.images.folder else "is damaged"
         complain(f"image {image.called} {what}. {runtime.images.remedy(image)}", "")
     return 1 if bad else 0

@@ -27,9 +27,9 @@ def list_(args: Args, runtime: Runtime) -> None:
     names = {image.digest: image.names for image in runtime.images.images()} if templates else {}
     values, rows = [], []
     for template in templates:
-        facts, digest = template.facts, str(template.facts.get("image_digest", ""))
+        fact, digest = template.facts.get, str(template.facts.get("image_digest", ""))
         values.append(_described(template) | {"images": names.get(digest, ())})
-        kind = facts.get("cpus"), size(facts.get("memory", 0)), facts.get("accelerator"), facts.get("owner")
+        kind = fact("cpus"), size(fact("memory", 0)), fact("accelerator"), fact("owner")
         image, age = ", ".join(names.get(digest, ())) or digest[:12], duration(time.time() - template.created)
         rows.append((template.key, image, *kind, size(template.size), age))
     heads = ("KEY", "IMAGE", "CPUS", "MEMORY", "ACCELERATOR", "UID", "ON DISK", "AGE")
@@ -54,7 +54,7 @@ def remove(args: Args, runtime: Runtime) -> None:
 
 def build(args: Args, runtime: Runtime) -> None:
     shares = [Share("/", f"/share{number}") for number in range(args.shares)]
-    shares += [Share("/", f"/{it}{number}", kind=it) for it in KINDS for number in range(getattr(args, it))]
+    shares += [Share("/", f"/{kind}{number}", kind=kind) for kind in KINDS for number in range(getattr(args, kind))]
     check_number("all shares", len(shares))
     for option, value in (("--cpus", args.cpus), ("--memory", args.memory)):
         above_zero(option, value)

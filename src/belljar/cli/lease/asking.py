@@ -22,18 +22,18 @@ KEYS = ("id_ed25519.pub", "id_ecdsa.pub", "id_rsa.pub")
 DOOR = "--door SOCKET =/run/belljar-lease/door | the service's socket on this host"
 
 
-def ask(path: Path, do: str, **facts: Any) -> dict[str, Any]:
+def ask(path: Path, do: str, **fields: Any) -> dict[str, Any]:
     """Raises what the service refused with, as the class it was."""
     with connected(path) as door:
-        send(door, do, **facts)
+        send(door, do, **fields)
         return receive(door)
 
 
-def watched(path: Path, do: str, limit: float, **facts: Any) -> Iterator[dict[str, Any]]:
+def watched(path: Path, do: str, limit: float, **fields: Any) -> Iterator[dict[str, Any]]:
     """A status as it is, and then whenever it is another, for *limit* seconds; 0: without end."""
     end, tag = time.monotonic() + (limit or float("inf")), ""
     while True:
-        status = ask(path, do, tag=tag, wait=max(0.0, min(HELD, end - time.monotonic())), **facts)
+        status = ask(path, do, tag=tag, wait=max(0.0, min(HELD, end - time.monotonic())), **fields)
         yield status
         if time.monotonic() >= end:
             return
@@ -54,9 +54,9 @@ def connected(path: Path) -> socket.socket:
         raise HostError(f"{path}: {exc.strerror or exc}", hint=hint) from exc
 
 
-def send(door: socket.socket, do: str, **facts: Any) -> None:
+def send(door: socket.socket, do: str, **fields: Any) -> None:
     with suppress(BrokenPipeError, ConnectionResetError, TimeoutError):  # it may have answered all the same
-        door.sendall(dumps({"do": do, **facts}) + b"\n")
+        door.sendall(dumps({"do": do, **fields}) + b"\n")
 
 
 def receive(door: socket.socket, *, exactly: bool = False) -> dict[str, Any]:

@@ -54,8 +54,8 @@ def pilot(args: Args, runtime: Runtime) -> int:
 
 
 def run(args: Args, runtime: Runtime) -> None:
-    wanted = _wanted(args) | {"token": args.token, "user_data": _user_data(args.user_data)}
-    answer = ask(args.door, "run", wanted=wanted, public=public_key(args.key))
+    terms = _wanted(args) | {"token": args.token, "user_data": _user_data(args.user_data)}
+    answer = ask(args.door, "run", wanted=terms, public=public_key(args.key))
     if args.wait is not None:
         _until_running(args.door, answer["lease"]["id"], float(args.wait))
     _made(answer, args)
@@ -132,8 +132,8 @@ def _until_running(door: Path, lease: str, limit: float) -> None:
     state = why = ""
     for answer in watched(door, "status", limit, lease=lease):
         live = [machine["state"] for machine in answer["machines"] if machine["state"] != "terminated"]
-        state, why, wanted = (answer["leases"][0][key] for key in ("state", "why", "wanted"))
-        is_enough = len(live) >= (wanted["least"] or wanted["count"])
+        state, why, terms = (answer["leases"][0][key] for key in ("state", "why", "wanted"))
+        is_enough = len(live) >= (terms["least"] or terms["count"])
         if is_enough and {*live} == {"running"}:
             return
         if state in ENDED or not is_enough:

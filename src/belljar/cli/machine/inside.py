@@ -222,7 +222,7 @@ def port(args: Args, runtime: Runtime) -> None:
         print(control.publish(view, asked).place)
         return
     ports = control.published(view.folder)
-    show(ports, ("PLACE", "GUEST"), [(it.place, it.guest) for it in ports], as_=args.format)
+    show(ports, ("PLACE", "GUEST"), [(port.place, port.guest) for port in ports], as_=args.format)
 
 
 COMMAND = f"""

@@ -28,8 +28,8 @@ def run(args: Args, runtime: Runtime) -> int:
     widen_limits()
     finish_the_dead(runtime)
     ensure_image(runtime, order.machine.image)
-    told = (lambda: tell_ports(order, runtime)) if order.machine.ports else None
-    outcome = attend(runtime, _with_user_data(order, args, runtime), claimed=told)
+    announce = (lambda: tell_ports(order, runtime)) if order.machine.ports else None
+    outcome = attend(runtime, _with_user_data(order, args, runtime), claimed=announce)
     if report is not None:
         write_report(report, args.report, outcome)
     tell_troubles(outcome)

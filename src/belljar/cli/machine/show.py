@@ -107,8 +107,8 @@ def show(args: Args, runtime: Runtime) -> None:
     if args.format == "json":
         print(as_json(_described(machine, runtime)))
         return
-    for title, facts in sections(machine, runtime):
-        lines = [f"  {name:<14} {plain(str(value))}" for name, value in facts if value not in ("", None, [], {})]
+    for title, rows in sections(machine, runtime):
+        lines = [f"  {name:<14} {plain(str(value))}" for name, value in rows if value not in ("", None, [], {})]
         if lines:
             print("\n".join((title, *lines)))
 
@@ -154,6 +154,7 @@ def _machine(machine: MachineView) -> Facts:
         f"{share['source']} on {share['target']}{' (read-only)' * bool(share.get('readonly'))}"
         for share in asked.get("shares", [])
     ]
+    secrets = (f"{secret['name']} for {', '.join(secret['hosts'])}" for secret in asked.get("secrets", ()))
     return [
         ("name", machine.name),
         ("state", state_of(machine).replace("(abandoned)", "(abandoned: see `belljar reap`)")),
@@ -165,7 +166,7 @@ def _machine(machine: MachineView) -> Facts:
         ("network", ":".join(filter(None, (asked.get("network"), asked.get("network_name"))))),
         ("ports", "; ".join(f"{port.place} to {port.guest}" for port in published(machine.folder))),
         ("reaches only", ", ".join(asked.get("allow", ()))),
-        ("secrets", "; ".join(f"{it['name']} for {', '.join(it['hosts'])}" for it in asked.get("secrets", ()))),
+        ("secrets", "; ".join(secrets)),
         ("shares", "; ".join(shares)),
         *_placement(machine),
         ("start", machine.start),
@@ -303,16 +304,16 @@ def logs(args: Args, runtime: Runtime) -> None:
 
 
 def story(event: Event) -> str:
-    """One event as one line: the time, what happened, the facts."""
+    """One event as one line: the time, what happened, the details."""
     seconds = event.get("time", 0.0)
     clock = f"{moment(seconds)}.{int(seconds % 1 * 1000):03}"
     what = str(event.get("state") if event["event"] == "state" else event["event"])
-    facts = [
+    details = [
         f"{name}={_fact(value)}"
         for name, value in event.items()
         if name not in ("time", "event", "state", "machine", "argv") and value not in ("", None)
     ]
-    return plain(" ".join((clock, f"{what:<10}", *facts))).rstrip()
+    return plain(" ".join((clock, f"{what:<10}", *details))).rstrip()
 
 
 def _fact(value: object) -> str:

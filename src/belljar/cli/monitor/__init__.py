@@ -161,9 +161,9 @@ def tell(runtime: Runtime, id: str) -> Values | None:
     """A machine's story, whichever user of this node has it."""
     for user in (None, *users_of(runtime)):
         with suppress(BelljarError):
-            told = asked_as(runtime, user, lambda theirs: story(theirs.folders, id), what="read records")
-            if isinstance(told, dict):
-                return told
+            answer = asked_as(runtime, user, lambda theirs: story(theirs.folders, id), what="read records")
+            if isinstance(answer, dict):
+                return answer
     return None
 
 

@@ -59,13 +59,13 @@ class Bindings:
         if not self._folder.exists() or (turn := try_lock(self._folder / TURN)) is None:
             return []
         with turn:
-            return [it for it in self.all() if not it.is_whole]
+            return [binding for binding in self.all() if not binding.is_whole]
 
     def bind(self, addresses: Sequence[str], owner: tuple[int, int], job: str, site: Site) -> None:
         """Take these from the host and give them to a user, all or none. Raises NotPermitted, DeviceBusy, HostError."""
         done: list[Binding] = []
         with self._turn():
-            known, held = read(self._root), {it.address: it for it in self.all()}
+            known, held = read(self._root), {binding.address: binding for binding in self.all()}
             for address in addresses:
                 device, class_ = of_site(address, known, site)
                 if address in held:
@@ -93,7 +93,7 @@ class Bindings:
         if not self._folder.exists():
             return []
         with self._turn():
-            chosen = [it for it in self.all() if it.address in addresses or (job and it.job == job)]
+            chosen = [binding for binding in self.all() if binding.address in addresses or (job and binding.job == job)]
             for binding in chosen:
                 self._release(binding)
         return [binding.address for binding in chosen]

@@ -46,9 +46,9 @@ class Device:
 
     def fits(self, pattern: str) -> bool:
         """Does it fit every word of `vendor=10de class=03*`?"""
-        facts = dict(zip(WORDS, (self.vendor, self.device, self.class_, self.address, self.kind), strict=True))
+        attributes = dict(zip(WORDS, (self.vendor, self.device, self.class_, self.address, self.kind), strict=True))
         pairs = (word.partition("=") for word in pattern.split())
-        return all(fnmatchcase(facts[name], value.lower()) for name, _, value in pairs)
+        return all(fnmatchcase(attributes[name], value.lower()) for name, _, value in pairs)
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,9 @@ class HostDevices(Kind):
     def plugged(self, spec: DomainSpec) -> list[dict[str, str]]:
         """A mediated one has a UUID."""
         mediated = "/sys/bus/mdev/devices/"
-        places = [
-            {"host": it.address} if ":" in it.address else {"sysfsdev": mediated + it.address} for it in spec.devices
-        ]
-        return [{"driver": "vfio-pci", **it, "id": f"host{n}", "bus": f"given{n}"} for n, it in enumerate(places)]
+        addresses = (device.address for device in spec.devices)
+        places = [{"host": name} if ":" in name else {"sysfsdev": mediated + name} for name in addresses]
+        return [{"driver": "vfio-pci", **place, "id": f"host{n}", "bus": f"given{n}"} for n, place in enumerate(places)]
 
     def xml(self, spec: DomainSpec, ends: object, place: Callable[[], str]) -> Iterator[str]:
         hint = 'Let the site set `machine.hypervisor = "qemu"`.'

@@ -159,8 +159,8 @@ class QemuDomain:
     async def pin(self, cpus: Sequence[int]) -> dict[str, int]:
         from belljar.host.devices.topology import pin
 
-        told = sorted(await self.call("query-cpus-fast"), key=lambda cpu: int(cpu["cpu-index"]))
-        return pin([cpu["thread-id"] for cpu in told], cpus)
+        vcpus = sorted(await self.call("query-cpus-fast"), key=lambda cpu: int(cpu["cpu-index"]))
+        return pin([vcpu["thread-id"] for vcpu in vcpus], cpus)
 
     async def press_power(self) -> None:
         await self.call("system_powerdown")

@@ -101,8 +101,8 @@ def build(store: Store, recipe: Recipe, *, only_if_missing: bool = False) -> Ima
             log = store.work_folder("logs") / f"build-{recipe.called}.log"
             progress.step(f"Building {recipe.called} (Debian {recipe.suite}), the log is {log}")
             _debootstrap(store, recipe, folder, log, progress)
-            facts = {"suite": recipe.suite, "added": list(recipe.packages)}
-            origin = intake.Origin(f"build debian {recipe.suite}", recipe.called, facts=facts)
+            properties = {"suite": recipe.suite, "added": list(recipe.packages)}
+            origin = intake.Origin(f"build debian {recipe.suite}", recipe.called, facts=properties)
             return intake.take(store, folder, origin, progress)
 
 

@@ -63,8 +63,8 @@ def bring(store: Store, source: str, name: str) -> Image:
 
 def stored(store: Store, digest: str) -> Image | None:
     """The image of this manifest with the present kernel, where it is in the store and good."""
-    facts = {"manifest": digest, "kernel_of": _kernel_image(store).digest}
-    fits = (image for image in store.own_images() if facts.items() <= image.facts.items())
+    properties = {"manifest": digest, "kernel_of": _kernel_image(store).digest}
+    fits = (image for image in store.own_images() if properties.items() <= image.facts.items())
     return next((image for image in fits if not store.complaint(image)), None)
 
 
@@ -82,20 +82,20 @@ def _take(
     sandbox.remove(work)
     twins = (image for image in store.own_images() if image.facts.get("kernel_of") == kernel.digest)
     intake.borrow(store, next(twins, kernel), (manifest.KERNEL, manifest.INITRD), folder)
-    facts = {name: kernel.facts[name] for name in KERNEL_FACTS if name in kernel.facts}
-    facts |= {
+    properties = {name: kernel.facts[name] for name in KERNEL_FACTS if name in kernel.facts} | {
         "init": "", "init_system": "", "cloud_init": False, "manifest": fetched.manifest, "layers": fetched.layers,
         "kernel_of": kernel.digest, "container": to_json(container),
     }  # fmt: skip
     append = f"{intake.APPEND} belljar.sectors={size // 512} {BARE}"
-    return store.publish(folder, manifest.Facts(sources.shown(source), append, time.time(), os_name, size, facts), name)
+    what = manifest.Facts(sources.shown(source), append, time.time(), os_name, size, properties)
+    return store.publish(folder, what, name)
 
 
 def _kernel_image(store: Store) -> Image:
     """The image with the kernel of all container images. Raises ImageUnknown, ImageUnfit."""
     image = usual(store)
-    facts = image.facts
-    if not (image.kernel and image.initrd and facts.get("root") == "/dev/vda" and facts.get("agent_in_initrd")):
+    fact = image.facts.get
+    if not (image.kernel and image.initrd and fact("root") == "/dev/vda" and fact("agent_in_initrd")):
         hint = f"`belljar image build debian --name {USUAL}` makes one that has it."
         raise ImageUnfit(f"image {USUAL}: has no kernel that container images can use", hint=hint)
     return image
@@ -171,10 +171,10 @@ def _write_disk(work: Path, raw: Path, source: str, modules: Path, largest: int,
 def _container(raw: Path, source: str, config: dict[str, Any]) -> Container:
     """How the image wants to be started. Raises ImageCorrupt, ImageUnfit."""
     with malformed(source):
-        said = config.get("config") or {}
-        entrypoint, command, pairs = (tuple(map(str, said.get(key) or ())) for key in ("Entrypoint", "Cmd", "Env"))
+        config = config.get("config") or {}
+        entrypoint, command, pairs = (tuple(map(str, config.get(key) or ())) for key in ("Entrypoint", "Cmd", "Env"))
         env = ((name, value) for name, equals, value in (pair.partition("=") for pair in pairs) if name and equals)
-        cwd, account = os.path.join("/", str(said.get("WorkingDir") or "")), str(said.get("User") or "")
+        cwd, account = os.path.join("/", str(config.get("WorkingDir") or "")), str(config.get("User") or "")
         return Container(entrypoint, command, tuple(env), cwd, _account(raw, source, account))
 
 

@@ -27,9 +27,9 @@ def sync(
     store: Store, followed: Mapping[str, tuple[str, Image]], asked: Sequence[str] = (), *, dry_run: bool = False
 ) -> list[Synced]:
     """Bring up to date what follows a tag, or what is *asked* of it. The error of one name is in its row, and the others go on."""
-    wanted = [name for name in asked or followed if name in followed]
+    chosen = [name for name in asked or followed if name in followed]
     with shown() as progress:
-        return [_synced(store, name, *followed[name], dry_run, progress) for name in wanted]
+        return [_synced(store, name, *followed[name], dry_run, progress) for name in chosen]
 
 
 def _synced(store: Store, name: str, source: str, image: Image, dry_run: bool, progress: Progress) -> Synced:

@@ -170,12 +170,11 @@ def take(store: Store, folder: Path, origin: Origin, progress: Progress, judge: 
         raise ImageTooLarge(f"a disk of {size} bytes, the limit is {store.settings.max_size}")
     os.truncate(raw, size)
     sandbox.convert(raw, "raw", folder / manifest.DISK, "qcow2", size + size // 64 + SPARE)
-    boot = Boot(facts={"boots_by": "disc"})
-    if not origin.is_disc:
-        boot = _look(folder, raw, size, origin, progress, store.surveyor)
-    facts = {**boot.facts, **origin.facts}
+    disc = Boot(facts={"boots_by": "disc"})
+    boot = disc if origin.is_disc else _look(folder, raw, size, origin, progress, store.surveyor)
+    properties = {**boot.facts, **origin.facts}
     if judge is not None:
-        judge(facts, bool(boot.kernel))
+        judge(properties, bool(boot.kernel))
     raw.unlink()
     (folder / ARCHIVE).unlink(missing_ok=True)
     for name, data in ((manifest.KERNEL, boot.kernel), (manifest.INITRD, boot.initrd)):
@@ -183,7 +182,8 @@ def take(store: Store, folder: Path, origin: Origin, progress: Progress, judge: 
             write_whole(folder / name, data)
     progress.step("Taking its digest")
     append = f"{APPEND if origin.append is None else origin.append} {boot.words}".strip() if boot.kernel else ""
-    return store.publish(folder, manifest.Facts(origin.source, append, time.time(), boot.os, size, facts), origin.name)
+    what = manifest.Facts(origin.source, append, time.time(), boot.os, size, properties)
+    return store.publish(folder, what, origin.name)
 
 
 def _look(folder: Path, raw: Path, size: int, origin: Origin, progress: Progress, surveyor: Surveyor | None) -> Boot:
@@ -197,14 +197,14 @@ def _look(folder: Path, raw: Path, size: int, origin: Origin, progress: Progress
             root = survey
     except BelljarError as exc:
         progress.step(f"Its file systems could not be looked into: {exc.message}")
-    os_name, facts = describe(root) if root else ("", {})
+    os_name, properties = describe(root) if root else ("", {})
     kinds = firmware_kinds(raw)
     boot = _start(origin, root, kinds, progress)
     if boot.kernel and (least := kernel.least_memory(boot.kernel, boot.initrd)):
-        facts["least_memory"] = least
+        properties["least_memory"] = least
     if origin.initrd:
-        facts.pop("mounts", None)  # these are of the disk's kernels
-    return replace(boot, os=os_name, facts={**facts, **boot.facts, "firmware": kinds})
+        properties.pop("mounts", None)  # these are of the disk's kernels
+    return replace(boot, os=os_name, facts={**properties, **boot.facts, "firmware": kinds})
 
 
 def _start(origin: Origin, root: Survey | None, kinds: Sequence[str], progress: Progress) -> Boot:
@@ -235,8 +235,8 @@ def _given(given: Path, initrd: Path | None, root: Survey | None) -> Boot:
     data = given.read_bytes()
     version = kernel.release(data)
     if initrd:
-        facts = {"boots_by": "kernel", "agent_in_initrd": False, "release": version}
-        return Boot(data, initrd.read_bytes(), facts=facts)
+        properties = {"boots_by": "kernel", "agent_in_initrd": False, "release": version}
+        return Boot(data, initrd.read_bytes(), facts=properties)
     if root and version in root.names(root.modules):
         return _direct(root, version, data)
     hint = "Give its ramdisk too, with --initrd."
@@ -250,11 +250,11 @@ def _direct(root: Survey, version: str, data: bytes) -> Boot:
     selection = modules.select(root.read, f"{root.modules}/{version}", root.fstype)
     initrd = initramfs.image_part(_busybox(root), selection)
     elf = kernel.directly_bootable(data)
-    facts = {
+    properties = {
         "root": root.device, "fstype": root.fstype, "release": version, "boots_by": "kernel", "agent_in_initrd": True,
         "kernel_form": "elf" if elf else "bzimage",
     }  # fmt: skip
-    return Boot(elf or data, initrd, root.words, facts=facts)
+    return Boot(elf or data, initrd, root.words, facts=properties)
 
 
 def _kernels(root: Survey) -> list[tuple[str, str]]:

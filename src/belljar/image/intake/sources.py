@@ -53,7 +53,7 @@ def bring(store: Store, order: Order, judge: intake.Judge | None = None) -> Imag
     with shown() as progress, intake.alone(store, fetch.key(order.source), f"import {address}", progress):
         with intake.draft(store, order.name) as folder:
             blob = _obtain(store, order, folder, progress)
-            facts = {
+            properties = {
                 "context": "" if order.context is Context.AUTO else order.context.value,
                 "source_sha256": _checked_digest(blob, order, progress),
             }
@@ -62,14 +62,14 @@ def bring(store: Store, order: Order, judge: intake.Judge | None = None) -> Imag
 
                 progress.step("Checking its signature")
                 now = datetime.fromtimestamp(time.time(), UTC).replace(tzinfo=None)
-                facts["signer"] = signature.verify(blob, order.signer, now)
+                properties["signer"] = signature.verify(blob, order.signer, now)
             is_disc = to_raw(blob, folder, store.settings.max_size, progress)
             is_special = order.kernel or order.firmware not in ("auto", "bios") or order.context is not Context.AUTO
             if is_disc and is_special:
                 hint = "A disc is booted by the BIOS, and its guest knows its own work."
                 raise BadOption("a boot disc with --kernel, --context, or another firmware than bios", hint=hint)
-            facts = {name: fact for name, fact in facts.items() if fact}
-            origin = replace(order, source=address, is_disc=is_disc, facts=facts)
+            properties = {name: value for name, value in properties.items() if value}
+            origin = replace(order, source=address, is_disc=is_disc, facts=properties)
             return intake.take(store, folder, origin, progress, judge)
 
 

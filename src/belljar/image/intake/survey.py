@@ -101,12 +101,12 @@ class Survey:
 
 def describe(root: Survey) -> tuple[str, dict[str, Any]]:
     """The system's name, and the facts of `Image.facts`; those that were not found are left out."""
-    facts: dict[str, Any] = {**_init(root), "cloud_init": any(map(root.has, CLOUD_INIT))}
+    properties: dict[str, Any] = {**_init(root), "cloud_init": any(map(root.has, CLOUD_INIT))}
     if root.has(UNIT):
-        facts["agent"] = True
+        properties["agent"] = True
     with suppress(ImageCorrupt):  # of any of its kernels, since the disk decides which one a firmware starts
-        facts["mounts"] = modules.mounts(root.read, [f"{root.modules}/{version}" for version in root.versions()])
-    return _name(root), facts
+        properties["mounts"] = modules.mounts(root.read, [f"{root.modules}/{version}" for version in root.versions()])
+    return _name(root), properties
 
 
 def _name(root: Survey) -> str:

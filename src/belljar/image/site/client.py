@@ -185,7 +185,7 @@ def _offer(source: Source, updater: Updater, name: str, role: str) -> Offer:
     """What is signed of an image, each value of the type that its users expect. Raises ValueError, KeyError, TypeError,
     AttributeError."""
     custom = dict(_target(updater, name, DISK).custom)
-    facts = {**custom.pop("facts")}
+    properties = {**custom.pop("facts")}
     image = from_json(Statement, custom)
     files = set(image.sizes)
     if not NAME.fullmatch(name) or HEX.fullmatch(name) or not HEX.fullmatch(image.digest):
@@ -194,16 +194,16 @@ def _offer(source: Source, updater: Updater, name: str, role: str) -> Offer:
         raise ValueError("an image without a disk, or with files of unknown names")
     if min(image.virtual_size, *image.sizes.values()) < 1:
         raise ValueError("an empty file, or an empty disk")
-    items = [item for fact in facts.values() for item in (fact if isinstance(fact, list) else [fact])]
+    items = [item for fact in properties.values() for item in (fact if isinstance(fact, list) else [fact])]
     if not all(isinstance(item, (str, int)) for item in items) or not f"{image.append}{image.os}".isprintable():
         raise ValueError("a fact that is not text or a number, or a text of several lines")
-    if not isinstance(facts.get("least_memory", 0), int):
+    if not isinstance(properties.get("least_memory", 0), int):
         raise ValueError("least_memory is not a number")
-    Context(facts.get("context", "auto"))
-    if "warm" in facts:
-        read_recipe(str(facts["warm"]))
-    list(map(Firmware, (facts.get("use_firmware", "bios"), *facts.get("firmware", []))))
-    return Offer(source, name, role, image, facts, {part: _target(updater, name, part) for part in image.sizes})
+    Context(properties.get("context", "auto"))
+    if "warm" in properties:
+        read_recipe(str(properties["warm"]))
+    list(map(Firmware, (properties.get("use_firmware", "bios"), *properties.get("firmware", []))))
+    return Offer(source, name, role, image, properties, {part: _target(updater, name, part) for part in image.sizes})
 
 
 def _target(updater: Updater, name: str, part: str) -> TargetFile:

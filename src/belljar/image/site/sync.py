@@ -173,9 +173,9 @@ def _fetched(store: Store, offer: Offer, progress: Progress) -> Image:
         progress.step("Checking the disk")  # whoever signed it may have been wrong
         virtual_size = check_qcow2(folder / DISK, store.settings.max_size)
         progress.step("Taking its digest")
-        facts = {**offer.facts, "published": [source.origin(offer.name)], "signer": f"role {offer.role}"}
-        facts["made_from"] = image.made_from
-        what = manifest.Facts(source.shown, image.append, time.time(), image.os, virtual_size, facts)
+        properties = {**offer.facts, "published": [source.origin(offer.name)], "signer": f"role {offer.role}"}
+        properties["made_from"] = image.made_from
+        what = manifest.Facts(source.shown, image.append, time.time(), image.os, virtual_size, properties)
         stored = store.publish(folder, what, offer.name, ordered=offer.image.digest)
     for path in () if source.folder else packed.values():
         path.unlink(missing_ok=True)

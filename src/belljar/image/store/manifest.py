@@ -48,11 +48,11 @@ def write(folder: Path, what: Facts, *, mode: int) -> str:
     return digest
 
 
-def image_digest(files: Mapping[str, str], append: str, facts: Mapping[str, Any]) -> str:
+def image_digest(files: Mapping[str, str], append: str, properties: Mapping[str, Any]) -> str:
     """What an image is known by: a digest over its *files* (their digests by name) and all that is said of it, but where it came
     from."""
-    said = {name: fact for name, fact in facts.items() if name not in ORIGIN}
-    return sha256(json.dumps([dict(files), append, said], sort_keys=True).encode()).hexdigest()
+    digested = {name: fact for name, fact in properties.items() if name not in ORIGIN}
+    return sha256(json.dumps([dict(files), append, digested], sort_keys=True).encode()).hexdigest()
 
 
 def read(folder: Path, names: tuple[str, ...] = ()) -> Image:

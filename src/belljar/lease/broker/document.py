@@ -24,15 +24,15 @@ def load(path: Path) -> Cluster:
     known = {CLUSTER: keys_of((Cluster,), CLUSTER), ROLE: keys_of((Role,), ROLE)}
     tables, values = read_values([path], known, {ROLE}, mistakes)
     cluster = Cluster(**values.pop(CLUSTER))
-    for table, facts in values.items():
-        role = Role(table.partition(".")[2], **facts)
+    for table, options in values.items():
+        role = Role(table.partition(".")[2], **options)
         try:
             role = replace(role, files=_files(path.parent / role.scripts) if role.scripts else ())
         except (OSError, HostError) as exc:
             what = f"{role.scripts}: {exc.strerror if isinstance(exc, OSError) else exc.message}"
             mistakes.append(Mistake(str(path), f"{table}.scripts", what, "a folder beside the document"))
         cluster = replace(cluster, roles=(*cluster.roles, role))
-    if all(one.key for one in mistakes):  # the file could be read
+    if all(mistake.key for mistake in mistakes):  # the file could be read
         blame(path, tables, wrongs(cluster), mistakes)
     if mistakes:
         raise BadSetting.of(tuple(mistakes), hint="Correct the document: docs/operate/lease/clusters.md has its keys.")
@@ -85,13 +85,13 @@ def _circle(cluster: Cluster) -> list[str]:
     try:
         TopologicalSorter(waits).prepare()
     except CycleError as exc:
-        return [str(one) for one in exc.args[1][::-1]]
+        return [str(name) for name in exc.args[1][::-1]]
     return []
 
 
 def _files(top: Path) -> Data:
     """What is in a role's folder, but for what is hidden and editors' copies. Raises OSError, HostError."""
     next(top.iterdir(), None)  # it has to be there
-    found = [(str(one.relative_to(top)), one) for one in sorted(top.rglob("*")) if one.is_file()]
-    plain = ((name, one) for name, one in found if not name.endswith("~") and "/." not in f"/{name}")
-    return tuple((name, read_capped(one, LARGEST_CLUSTER)) for name, one in plain)
+    files = [(str(file.relative_to(top)), file) for file in sorted(top.rglob("*")) if file.is_file()]
+    plain = ((name, file) for name, file in files if not name.endswith("~") and "/." not in f"/{name}")
+    return tuple((name, read_capped(file, LARGEST_CLUSTER)) for name, file in plain)

@@ -34,8 +34,8 @@ class Node:
 
     @property
     def is_there(self) -> bool:
-        one = self.instance
-        return one.state is InstanceState.RUNNING and not one.stop and bool(one.address)
+        machine = self.instance
+        return machine.state is InstanceState.RUNNING and not machine.stop and bool(machine.address)
 
     @property
     def address(self) -> str:
@@ -55,9 +55,9 @@ class Scene:
     def missing(self) -> str:
         """The first role that is not filled, in words; "": all are."""
         for role in self.context.cluster.roles:
-            mine = [one for one in self.nodes if one.role.name == role.name]
-            if (there := sum(one.is_there for one in mine)) < role.count:
-                bare = any(one.instance.state is InstanceState.RUNNING and not one.instance.address for one in mine)
+            mine = [node for node in self.nodes if node.role.name == role.name]
+            if (there := sum(node.is_there for node in mine)) < role.count:
+                bare = any(node.instance.state is InstanceState.RUNNING and not node.instance.address for node in mine)
                 why = ": its network class gives machines no addresses; ask for a private one" if bare else ""
                 return f"role {role.name}: {there} of {role.count} machines are there{why}"
         return ""
@@ -65,43 +65,43 @@ class Scene:
 
 def scene(context: Context, instances: Sequence[Instance], members: Mapping[str, Member], now: float) -> Scene:
     """A new generation begins where other machines are there than before, once all were there. Each is told what is due."""
-    pairs = zip(sorted(instances, key=lambda one: one.index), context.cluster.seats, strict=False)
-    found = Scene(context, tuple(Node(one, role, name) for one, (role, name) in pairs), members)
-    up = tuple(one.instance.id for one in found.nodes if one.is_there)
-    if up and up != context.roster and (context.generation or not found.missing):
-        found = replace(found, context=replace(context, roster=up, generation=context.generation + 1, since=now))
-    roster = {*found.context.roster}
-    here = {one.name: one for one in found.nodes if one.is_there and one.instance.id in roster}
-    found = replace(found, here=tuple(here.values()))
-    said = {id: one for id, one in members.items() if one.generation == found.context.generation}
-    view = _digest(*(f"{one.instance.id} {one.address} {one.instance.host_keys}".encode() for one in found.here))
-    nodes = tuple(_told(found, one, said, view) if one.name in here else one for one in found.nodes)
-    return replace(found, nodes=nodes)
+    pairs = zip(sorted(instances, key=lambda machine: machine.index), context.cluster.seats, strict=False)
+    scene = Scene(context, tuple(Node(machine, role, name) for machine, (role, name) in pairs), members)
+    up = tuple(node.instance.id for node in scene.nodes if node.is_there)
+    if up and up != context.roster and (context.generation or not scene.missing):
+        scene = replace(scene, context=replace(context, roster=up, generation=context.generation + 1, since=now))
+    roster = {*scene.context.roster}
+    here = {node.name: node for node in scene.nodes if node.is_there and node.instance.id in roster}
+    scene = replace(scene, here=tuple(here.values()))
+    answers = {id: member for id, member in members.items() if member.generation == scene.context.generation}
+    view = _digest(*(f"{node.instance.id} {node.address} {node.instance.host_keys}".encode() for node in scene.here))
+    nodes = tuple(_told(scene, node, answers, view) if node.name in here else node for node in scene.nodes)
+    return replace(scene, nodes=nodes)
 
 
 def standing(scene: Scene, now: float) -> tuple[str, str]:
     """For a cluster whose lease lives, and why: forming, configuring, ready or failed."""
-    live, limit = [one for one in scene.nodes if one.instance.is_live], scene.context.cluster.limit
-    if failed := next((one for one in live if one.stand == "failed"), None):
+    live, limit = [node for node in scene.nodes if node.instance.is_live], scene.context.cluster.limit
+    if failed := next((node for node in live if node.stand == "failed"), None):
         return "failed", f"{failed.name}: {failed.why}"
-    if live and all(one.stand == "ready" for one in live):
+    if live and all(node.stand == "ready" for node in live):
         return "ready", scene.missing
-    first = min((one.instance.launched for one in live if one.instance.launched is not None), default=now)
-    if now > max([scene.context.since or first, *(one.instance.rebooted or 0.0 for one in live)]) + limit:
-        waits = scene.missing or next((f"{one.name} waits {one.why}" for one in live if one.why), "scripts go on")
+    first = min((node.instance.launched for node in live if node.instance.launched is not None), default=now)
+    if now > max([scene.context.since or first, *(node.instance.rebooted or 0.0 for node in live)]) + limit:
+        waits = scene.missing or next((f"{node.name} waits {node.why}" for node in live if node.why), "scripts go on")
         return "failed", f"not ready after {limit:.0f} s: {waits}"
     return "configuring" if scene.context.generation else "forming", scene.missing
 
 
-def _told(scene: Scene, me: Node, said: Mapping[str, Member], view: str) -> Node:
-    for one in scene.here:
-        given = ", ".join(sorted({*one.role.provides} & {*me.role.needs}))
-        answer = said.get(one.instance.id)
-        if (given or one.role.name in me.role.after) and (answer is None or answer.code):
-            return replace(me, stand="waiting", why=f"for {one.name}" + (f", which provides {given}" if given else ""))
+def _told(scene: Scene, me: Node, answers: Mapping[str, Member], view: str) -> Node:
+    for node in scene.here:
+        given = ", ".join(sorted({*node.role.provides} & {*me.role.needs}))
+        answer = answers.get(node.instance.id)
+        if (given or node.role.name in me.role.after) and (answer is None or answer.code):
+            return replace(me, stand="waiting", why=f"for {node.name}" + (f", which provides {given}" if given else ""))
     view = f"{view} {me.instance.rebooted}"
     me = replace(me, plan=_digest(view.encode(), *(value for _, value in _data(scene, me))))
-    answer = said.get(me.instance.id)
+    answer = answers.get(me.instance.id)
     if answer is None or answer.plan != me.plan:
         return replace(me, stand="configuring")
     if answer.code:
@@ -112,29 +112,29 @@ def _told(scene: Scene, me: Node, said: Mapping[str, Member], view: str) -> Node
 def program(scene: Scene, me: Node) -> str:
     """What its shell reads, but for its token. All that acts is one function's: half of it does nothing."""
     here, domain, data = scene.here, scene.context.cluster.name, _data(scene, me)
-    names = {one: f"{one.name}.{domain},{one.name},{one.address}" for one in here}
-    facts = {
+    names = {node: f"{node.name}.{domain},{node.name},{node.address}" for node in here}
+    variables = {
         "name": me.name, "provides": " ".join(me.role.provides), "wanted": "\n".join(_calls(scene, me, data)),
-        "hosts": "".join(f"{one.address} {one.name}.{domain} {one.name}\n" for one in here),
-        "known": "".join(f"{name} {' '.join(key.split()[:2])}\n" for one, name in names.items() for key in one.instance.host_keys),
+        "hosts": "".join(f"{node.address} {node.name}.{domain} {node.name}\n" for node in here),
+        "known": "".join(f"{name} {' '.join(key.split()[:2])}\n" for node, name in names.items() for key in node.instance.host_keys),
     }  # fmt: skip
     files = [(f"scripts/{path}", content) for path, content in me.role.files] + [*data]
     puts = [f"put {quote(path)} {b64encode(content).decode()}\n" for path, content in files]
-    assigned = "".join(f"{name}={quote(value)}\n" for name, value in facts.items())
+    assigned = "".join(f"{name}={quote(value)}\n" for name, value in variables.items())
     return f"{assigned}unpack() {{\n:\n{''.join(puts)}}}\n{GUEST}\nmain\n"
 
 
 def _calls(scene: Scene, me: Node, data: Data) -> Iterator[str]:
     """Lines of a key, a script and its arguments, in the convention's order: each is called once for its line."""
     domain = scene.context.cluster.name
-    words = {one.instance.id: f"{one.address} {one.name} {one.name}.{domain}" for one in scene.here}
-    told = {role: [one for one in scene.here if one.role.name == role] for role in me.role.requires}
+    words = {node.instance.id: f"{node.address} {node.name} {node.name}.{domain}" for node in scene.here}
+    required = {role: [node for node in scene.here if node.role.name == role] for role in me.role.requires}
     view = f"{scene.context.generation}.{me.instance.rebooted}.{_digest(*(value for _, value in data))}"
-    yield from (f"- 0-etchosts.sh {one}" for one in words.values())
-    yield from (f"- 1-ipandhost/{role} {words[one.instance.id]}" for role, ones in told.items() for one in ones)
+    yield from (f"- 0-etchosts.sh {entry}" for entry in words.values())
+    yield from (f"- 1-ipandhost/{role} {words[node.instance.id]}" for role, nodes in required.items() for node in nodes)
     yield from (f"- 2-thishost/{nic} {words[me.instance.id]}" for nic in NICS)
     yield from (f"{_digest(value)} 3-data/{path.split('/')[1]} {HOME}/{path}" for path, value in data)
-    yield from (f"{view} 4-restarts/{role}" for role in told)
+    yield from (f"{view} 4-restarts/{role}" for role in required)
     yield from (f"{view} 5-thishost-finalize/{nic} {words[me.instance.id]}" for nic in NICS)
 
 
@@ -142,9 +142,9 @@ def _data(scene: Scene, me: Node) -> Data:
     """What it needs, as files data/NAME/SOURCE."""
     written = [(f"data/{name}/document", text.encode()) for name, text in scene.context.cluster.data]
     given = [
-        (f"data/{name}/{one.name}", value)
-        for one in scene.here
-        if (answer := scene.members.get(one.instance.id)) is not None
+        (f"data/{name}/{node.name}", value)
+        for node in scene.here
+        if (answer := scene.members.get(node.instance.id)) is not None
         for name, value in answer.data
     ]
     return tuple((path, value) for path, value in (*written, *given) if path.split("/")[1] in me.role.needs)
@@ -191,9 +191,9 @@ def read(text: bytes, token: str, expected: Container[str]) -> Answer | None:
 
 def _decoded(text: str, largest: int) -> bytes:
     try:
-        found = b64decode(text, validate=True)
+        data = b64decode(text, validate=True)
     except ValueError as exc:
         raise Refused("text that is no base64") from exc
-    if len(found) > largest:
-        raise Refused(f"{len(found)} bytes of at most {largest}")
-    return found
+    if len(data) > largest:
+        raise Refused(f"{len(data)} bytes of at most {largest}")
+    return data

@@ -87,16 +87,16 @@ def _queued(case: Case, seen: Seen, settings: Settings) -> Step:
 
 def _claiming(case: Case, seen: Seen, settings: Settings) -> Step:
     """All nodes are there: go. At the barrier's deadline with as many as the owner said are enough."""
-    lease, wanted, slots = case.lease, case.lease.wanted, _waiting_or_in_use(case)
-    if len(slots) >= wanted.nodes:
+    lease, terms, slots = case.lease, case.lease.wanted, _waiting_or_in_use(case)
+    if len(slots) >= terms.nodes:
         return _go(case, seen, settings)
     began = min((slot.begun for slot in slots), default=lease.since)
     is_gone = _is_gone(lease, seen, settings)
     if not is_gone and seen.now - max(began, seen.up) <= settings.barrier:
         return Step(case)
-    if not is_gone and len(slots) * wanted.per_node >= (wanted.least or wanted.count):
+    if not is_gone and len(slots) * terms.per_node >= (terms.least or terms.count):
         return _go(case, seen, settings)
-    why = f"{len(slots)} of {wanted.nodes} nodes came within {settings.barrier:.0f} s"
+    why = f"{len(slots)} of {terms.nodes} nodes came within {settings.barrier:.0f} s"
     return again(case, Cause.CAPACITY, why, seen, settings)
 
 
@@ -142,10 +142,10 @@ HANDLERS: Mapping[LeaseState, Callable[[Case, Seen, Settings], Step]] = {
 
 def _go(case: Case, seen: Seen, settings: Settings) -> Step:
     """Active: each machine has a node, or has ended. Ranks need not be without gaps: nodes are taken in their order."""
-    wanted, now = case.lease.wanted, seen.now
-    times, places = margins(wanted.seconds, 1, settings), list[str]()
+    terms, now = case.lease.wanted, seen.now
+    times, places = margins(terms.seconds, 1, settings), list[str]()
     for slot in _waiting_or_in_use(case):
-        places += [slot.id] * wanted.per_node
+        places += [slot.id] * terms.per_node
         if slot.state is not S.GO:
             case = case.with_slot(replace(slot, state=S.GO, since=now, ends=now + times.pilot))
 
@@ -156,7 +156,7 @@ def _go(case: Case, seen: Seen, settings: Settings) -> Step:
             return ended(machine, Cause.CAPACITY, "there were fewer nodes than asked for", now)
         return replace(machine, state=I.CLAIMED, slot=machine.slot or places.pop(0), since=now)
 
-    case = case.moved(L.ACTIVE, now, begun=now, ends=now + times.before + wanted.seconds, expected=None).each(placed)
+    case = case.moved(L.ACTIVE, now, begun=now, ends=now + times.before + terms.seconds, expected=None).each(placed)
     return Step(case, _orders(case, seen))
 
 

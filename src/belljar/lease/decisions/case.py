@@ -35,28 +35,29 @@ class Case:
 
     @property
     def live(self) -> list[Instance]:
-        return [one for one in self.instances if one.is_live]
+        return [machine for machine in self.instances if machine.is_live]
 
-    def but(self, **facts: Any) -> Case:
+    def but(self, **changes: Any) -> Case:
         """With other facts of its lease."""
-        return replace(self, lease=replace(self.lease, **facts))
+        return replace(self, lease=replace(self.lease, **changes))
 
-    def moved(self, state: LeaseState, now: float, **facts: Any) -> Case:
+    def moved(self, state: LeaseState, now: float, **changes: Any) -> Case:
         """Its lease is in this state, since now where it was not."""
-        return self.but(state=state, **facts, **({} if state is self.lease.state else {"since": now}))
+        return self.but(state=state, **changes, **({} if state is self.lease.state else {"since": now}))
 
     def each(self, change: Callable[[Instance], Instance]) -> Case:
         """With that done to every machine that lives."""
-        return replace(self, instances=tuple(change(one) if one.is_live else one for one in self.instances))
+        changed = (change(machine) if machine.is_live else machine for machine in self.instances)
+        return replace(self, instances=tuple(changed))
 
     def with_slot(self, slot: Slot) -> Case:
         id = slot.id  # made anew each time, and there may be a thousand
-        return replace(self, slots=tuple(slot if one.id == id else one for one in self.slots))
+        return replace(self, slots=tuple(slot if other.id == id else other for other in self.slots))
 
 
-def ended(one: Instance, cause: Cause, why: str, now: float, *, ran_until: float = 0.0) -> Instance:
-    return replace(one, state=InstanceState.TERMINATED, since=now, ended=now, cause=one.cause or cause, why=one.why or why,
-                   ran_until=max(ran_until, one.ran_from))  # fmt: skip
+def ended(machine: Instance, cause: Cause, why: str, now: float, *, ran_until: float = 0.0) -> Instance:
+    return replace(machine, state=InstanceState.TERMINATED, since=now, ended=now, cause=machine.cause or cause, why=machine.why or why,
+                   ran_until=max(ran_until, machine.ran_from))  # fmt: skip
 
 
 class Kind(str, Enum):

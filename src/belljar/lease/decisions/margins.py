@@ -48,20 +48,20 @@ class Queue:
     quantum: int = 1  # seconds, in which it counts
 
 
-def fitting(wanted: Wanted, settings: Settings, queue: Queue) -> Margins:
+def fitting(terms: Wanted, settings: Settings, queue: Queue) -> Margins:
     """Raises OverLimit where the queue's limit is less than such a lease takes."""
-    seconds, limit = wanted.seconds, queue.longest
-    found = margins(seconds, wanted.nodes, settings, quantum=queue.quantum)
-    if limit is None or found.walltime <= limit:
-        return found
-    left = longest(wanted, settings, queue)
+    seconds, limit = terms.seconds, queue.longest
+    times = margins(seconds, terms.nodes, settings, quantum=queue.quantum)
+    if limit is None or times.walltime <= limit:
+        return times
+    left = longest(terms, settings, queue)
     hint = f"Ask for {left:.0f} s or less, or for another queue." if left > 0 else "Ask for another queue."
-    takes = f"a lease of {seconds:.0f} s takes {found.walltime} s of the batch system"
+    takes = f"a lease of {seconds:.0f} s takes {times.walltime} s of the batch system"
     raise OverLimit(f"{takes}; its queue gives {limit:.0f} s", hint=hint)
 
 
-def longest(wanted: Wanted, settings: Settings, queue: Queue) -> float:
+def longest(terms: Wanted, settings: Settings, queue: Queue) -> float:
     """Seconds for which a lease can be promised there."""
-    found = margins(0, wanted.nodes, settings)
+    times = margins(0, terms.nodes, settings)
     whole = inf if queue.longest is None else queue.quantum * (queue.longest // queue.quantum)
-    return whole - (PILOT + found.before + found.after + settings.margin)
+    return whole - (PILOT + times.before + times.after + settings.margin)

@@ -69,42 +69,42 @@ class Check:
 
 def policy_of(policies: Iterable[Policy], user: str, group: str) -> Policy:
     """Raises LeaseDenied."""
-    fitting = [one for one in policies if one.fits(user, group)]
+    fitting = [policy for policy in policies if policy.fits(user, group)]
     if not fitting:
         whom = f"{user} (group {group})" if group else user
         raise LeaseDenied(f"no policy is for {whom}", code=FORBIDDEN, hint="Ask your site for one.")
-    return min(fitting, key=lambda one: (one.priority, one.name))
+    return min(fitting, key=lambda policy: (policy.priority, policy.name))
 
 
-def decide(wanted: Wanted, policy: Policy, sums: Sums) -> None:
+def decide(terms: Wanted, policy: Policy, sums: Sums) -> None:
     """Raises LeaseDenied for the first limit that is not met. Asked with the sums of the moment at which the lease is written down."""
-    if wrong := next((one for one in checks(wanted, policy, sums) if not one.is_met), None):
+    if wrong := next((check for check in checks(terms, policy, sums) if not check.is_met), None):
         raise LeaseDenied(f"policy {policy.name}: {wrong.what}", code=wrong.code)
 
 
-def checks(wanted: Wanted, policy: Policy, sums: Sums) -> Iterator[Check]:
+def checks(terms: Wanted, policy: Policy, sums: Sums) -> Iterator[Check]:
     """Every step of the decision, those that are met, too."""
-    size, count = wanted.size, wanted.count
-    asked = sum(wanted.size_of(number).cpus for number in range(count)) * ceil(wanted.seconds)
+    size, count = terms.size, terms.count
+    asked = sum(terms.size_of(number).cpus for number in range(count)) * ceil(terms.seconds)
     yield _most("machines of one lease", count, policy.request)
     yield _most(f"machines: {sums.machines} there + {count} asked for", sums.machines + count, policy.machines)
     yield _most("processors of one machine", size.cpus, policy.cores, code=CORES)
     yield _most("MiB of memory of one machine", size.memory >> 20, policy.memory >> 20)
     yield _most("MiB of disk of one machine", size.disk >> 20, policy.disk >> 20)
-    yield _most("seconds of one lease", ceil(wanted.seconds), int(policy.time))
+    yield _most("seconds of one lease", ceil(terms.seconds), int(policy.time))
     there = f"{_hours(sums.reserved)} reserved + {_hours(asked)} asked for"
     yield _most(f"core-hours: {there}", sums.reserved + asked, int(policy.reserved * 3600), _hours)
     within = f" in {policy.window:g} days" if policy.window else ""
     had = f"{_hours(sums.used)} used{within} + {there}"
     yield _most(f"core-hours: {had}", sums.used + sums.reserved + asked, int(policy.total * 3600), _hours)
-    yield from (_allowed("image", one, policy.images) for one in sorted({wanted.image, *wanted.images}))
-    yield _allowed("queue", wanted.queue, policy.queues)
-    yield _allowed("network", wanted.network, policy.networks)
+    yield from (_allowed("image", image, policy.images) for image in sorted({terms.image, *terms.images}))
+    yield _allowed("queue", terms.queue, policy.queues)
+    yield _allowed("network", terms.network, policy.networks)
 
 
-def longest(wanted: Wanted, policy: Policy, sums: Sums) -> float:
+def longest(terms: Wanted, policy: Policy, sums: Sums) -> float:
     """Seconds for which its limits of time allow such a lease."""
-    cores = sum(wanted.size_of(number).cpus for number in range(wanted.count))
+    cores = sum(terms.size_of(number).cpus for number in range(terms.count))
     limits = ((policy.reserved, sums.reserved), (policy.total, sums.reserved + sums.used))
     return min(policy.time or inf, *((hours * 3600 - there) // cores if hours else inf for hours, there in limits))
 
@@ -119,12 +119,12 @@ def _most(what: str, asked: int, limit: int, show: Callable[[int], str] = str, *
 
 def _allowed(what: str, name: str, patterns: tuple[str, ...]) -> Check:
     named = f"{what} {name!r}" if name else f"the default {what}"
-    listed = ", ".join(one or "the default" for one in patterns) or "none"
+    listed = ", ".join(pattern or "the default" for pattern in patterns) or "none"
     return Check(f"{named}, of {listed}", _is_one_of(name, patterns), FORBIDDEN)
 
 
 def _is_one_of(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, one) for one in patterns)
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _hours(seconds: int) -> str:

@@ -29,7 +29,7 @@ Answer = tuple[Case, tuple[Order, ...]]  # what to write down; after that, what 
 def heard(case: Case, report: Report, now: float, settings: Settings) -> Answer:
     """*case*: of the lease that the report's instance is of, else that of its pilot."""
     id = report.slot
-    slot = next((one for one in case.slots if one.id == id), None)
+    slot = next((slot for slot in case.slots if slot.id == id), None)
     if slot is not None and (slot.pilot != report.pilot or not slot.is_live):
         return case, VOID
     if report.tell is Tell.HELLO:
@@ -42,14 +42,14 @@ def heard(case: Case, report: Report, now: float, settings: Settings) -> Answer:
     slot = replace(slot, seq=report.seq)
     if report.tell is Tell.ENDED:
         return _ended(case.with_slot(slot), slot, report, now), ()
-    found = next((one for one in case.instances if one.id == report.instance), None)
+    machine = next((machine for machine in case.instances if machine.id == report.instance), None)
     case = case.with_slot(slot)
-    if found is None or report.state is None or found.slot != slot.id:
+    if machine is None or report.state is None or machine.slot != slot.id:
         return case, (Order(Do.STOP, report.instance, why="no such machine"),)
-    after = _moved(found, slot, report, now)
-    is_over = not found.is_live and report.state is not I.TERMINATED
-    orders = (Order(Do.STOP, found.id, why="it has ended"),) if is_over else ()
-    instances = tuple(after if one is found else one for one in case.instances)
+    after = _moved(machine, slot, report, now)
+    is_over = not machine.is_live and report.state is not I.TERMINATED
+    orders = (Order(Do.STOP, machine.id, why="it has ended"),) if is_over else ()
+    instances = tuple(after if other is machine else other for other in case.instances)
     return replace(case, instances=instances), orders
 
 
@@ -63,39 +63,39 @@ def _possible(report: Report, age: float, settings: Settings) -> Report:
 
 
 def _hello(case: Case, slot: Slot | None, report: Report, now: float, settings: Settings) -> Answer:
-    lease, facts, report = case.lease, report.facts, _possible(report, now - case.lease.created, settings)
+    lease, node, report = case.lease, report.facts, _possible(report, now - case.lease.created, settings)
     if slot is not None:
         is_next = report.seq == slot.seq + 1
         slot = replace(slot, heard=max(slot.heard, now), seq=report.seq if is_next else slot.seq)
         return case.with_slot(slot), told_again(case, slot, now)
     waits = lease.state in (L.REQUESTED, L.QUEUED, L.CLAIMING)
-    if not waits or report.attempt != lease.attempt or report.rank >= lease.wanted.nodes or facts is None:
+    if not waits or report.attempt != lease.attempt or report.rank >= lease.wanted.nodes or node is None:
         return case, VOID
-    if wrong := unfit(lease, facts, settings):
-        if NODE.fullmatch(facts.host):
-            case = case.but(shunned=(*lease.shunned, facts.host))
-        step = again(case, Cause.NODE_LOST, f"{facts.host[:80]}: {wrong}", Seen(now, now, None), settings)
+    if wrong := unfit(lease, node, settings):
+        if NODE.fullmatch(node.host):
+            case = case.but(shunned=(*lease.shunned, node.host))
+        step = again(case, Cause.NODE_LOST, f"{node.host[:80]}: {wrong}", Seen(now, now, None), settings)
         return step.case, (Order(Do.VOID, why=wrong),)
-    slot = Slot(lease.id, report.attempt, report.rank, report.pilot, facts=facts, since=now, begun=now, heard=now,
+    slot = Slot(lease.id, report.attempt, report.rank, report.pilot, facts=node, since=now, begun=now, heard=now,
                 zero=now - report.mono, seq=report.seq)  # fmt: skip
     case = case if lease.state is L.CLAIMING else case.moved(L.CLAIMING, now)  # a thousand may come at once
     return replace(case, slots=(*case.slots, slot)), (Order(Do.WAIT),)
 
 
-def unfit(lease: Lease, facts: Facts, settings: Settings) -> str:
+def unfit(lease: Lease, node: Facts, settings: Settings) -> str:
     """Why a node cannot be used for this lease; "": it can."""
     size, share = lease.wanted.size, min(lease.wanted.per_node, lease.wanted.count)
-    wanted = size.memory * share + settings.overhead
-    if not NODE.fullmatch(facts.host) or len(f"{facts.boot} {facts.reach}") > 512:
+    memory = size.memory * share + settings.overhead
+    if not NODE.fullmatch(node.host) or len(f"{node.boot} {node.reach}") > 512:
         return "a host is not called so"
-    if facts.cpus < size.cpus * share:
-        return f"the pilot was granted {facts.cpus} processors of {size.cpus * share}"
-    if facts.memory < wanted:
-        return f"the pilot was granted {facts.memory >> 20} MiB of memory of {wanted >> 20}"
-    if 0 < facts.disk < size.disk * share:
-        return f"its scratch has {facts.disk >> 20} MiB of {size.disk * share >> 20} free"
-    if abs(facts.offset) > settings.skew:
-        return f"its clock is {facts.offset:+.0f} s off"
+    if node.cpus < size.cpus * share:
+        return f"the pilot was granted {node.cpus} processors of {size.cpus * share}"
+    if node.memory < memory:
+        return f"the pilot was granted {node.memory >> 20} MiB of memory of {memory >> 20}"
+    if 0 < node.disk < size.disk * share:
+        return f"its scratch has {node.disk >> 20} MiB of {size.disk * share >> 20} free"
+    if abs(node.offset) > settings.skew:
+        return f"its clock is {node.offset:+.0f} s off"
     return ""
 
 
@@ -105,37 +105,39 @@ def told_again(case: Case, slot: Slot, now: float) -> tuple[Order, ...]:
         return (Order(Do.RELEASE),)
     if slot.state is S.CLAIMED:
         return (Order(Do.WAIT),)
-    machines = (one for one in case.live if one.slot == slot.id)
-    return (
-        Order(Do.GO, seconds=slot.left(now)),
-        *(Order(Do.STOP, one.id) if one.stop else Order(Do.EXTEND, one.id, seconds=one.seconds) for one in machines),
+    orders = (
+        Order(Do.STOP, machine.id) if machine.stop else Order(Do.EXTEND, machine.id, seconds=machine.seconds)
+        for machine in case.live
+        if machine.slot == slot.id
     )
+    return (Order(Do.GO, seconds=slot.left(now)), *orders)
 
 
 # -- machines ----------------------------------------------------------------------------------------------------------
 
 
-def _moved(one: Instance, slot: Slot, report: Report, now: float) -> Instance:
+def _moved(machine: Instance, slot: Slot, report: Report, now: float) -> Instance:
     """A report of what cannot follow changes nothing but what is known of the machine."""
     state, moment = report.state, min(now, slot.zero + report.mono)
     keys = tuple(key[:LONGEST_KEY] for key in report.host_keys[:MOST_KEYS] if key.isprintable())
-    address = one.address or (report.address if ADDRESS.fullmatch(report.address) else "")
-    one = replace(one, address=address, host_keys=keys or one.host_keys)
-    one = replace(one, rebooted=moment) if report.rebooted else one
-    if state is I.RUNNING and one.is_live and one.launched is None:  # though it is to stop already: it is charged
-        one = replace(one, launched=moment, ran_from=report.mono, deadline=moment + one.seconds)
-    if state is None or state not in INSTANCE_MOVES[one.state]:
-        return one
-    one = replace(one, state=state, since=moment, why=report.why or one.why)
+    address = machine.address or (report.address if ADDRESS.fullmatch(report.address) else "")
+    machine = replace(machine, address=address, host_keys=keys or machine.host_keys)
+    machine = replace(machine, rebooted=moment) if report.rebooted else machine
+    if state is I.RUNNING and machine.is_live and machine.launched is None:  # charged, though it is to stop already
+        machine = replace(machine, launched=moment, ran_from=report.mono, deadline=moment + machine.seconds)
+    if state is None or state not in INSTANCE_MOVES[machine.state]:
+        return machine
+    machine = replace(machine, state=state, since=moment, why=report.why or machine.why)
     if state is I.TERMINATED:
-        cause = one.cause or report.cause or Cause.INTERNAL
-        return replace(one, ended=moment, ran_until=max(report.mono, one.ran_from), cause=cause)
-    return one
+        cause = machine.cause or report.cause or Cause.INTERNAL
+        return replace(machine, ended=moment, ran_until=max(report.mono, machine.ran_from), cause=cause)
+    return machine
 
 
 def _ended(case: Case, slot: Slot, report: Report, now: float) -> Case:
     """The pilot is about to exit: none of its machines is left."""
     cause, why = report.cause or Cause.NODE_LOST, report.why or "its pilot ended"
     last = replace(slot, heard=slot.zero + report.mono)
-    case = case.each(lambda one: without_its_node(one, last, cause, why, now) if one.slot == slot.id else one)
-    return case.with_slot(replace(slot, state=S.ENDED, since=now))
+    return case.with_slot(replace(slot, state=S.ENDED, since=now)).each(
+        lambda machine: without_its_node(machine, last, cause, why, now) if machine.slot == slot.id else machine
+    )

@@ -69,9 +69,9 @@ class Call:
     def listing(self, member: str, items: Iterable[Answer], *keys: str, ids: str = "") -> Answer:
         """The answer whose *member* lists those of *items* that pass the filters, by *keys*, a page of them."""
         shape = model().output(self.action).members
-        order = lambda one: [one[key] for key in keys]  # noqa: E731
-        page, after = self.page(items, order, lambda one: one, shape[member].member, ids=ids)
-        return {member: [one for _, one in page]} | ({"NextToken": after} if "NextToken" in shape else {})
+        order = lambda item: [item[key] for key in keys]  # noqa: E731
+        page, after = self.page(items, order, lambda item: item, shape[member].member, ids=ids)
+        return {member: [item for _, item in page]} | ({"NextToken": after} if "NextToken" in shape else {})
 
     def page(
         self, items: Iterable[T], order: Callable[[T], list[Any]], show: Callable[[T], Answer], shape: Shape, *, ids: str = "",
@@ -89,9 +89,9 @@ class Call:
         passes = passing(self.filters, shape, also, filters.documentation if filters else "")
         token = self.asked.get("NextToken")
         after = self._opened(token) if token else None
-        rest = (one for one in sorted(items, key=order) if after is None or order(one) > after)
-        found = list(islice((pair for pair in ((one, show(one)) for one in rest) if passes(*pair)), most + 1))
-        return found[:most], self._sealed(order(found[most - 1][0])) if len(found) > most else None
+        rest = (item for item in sorted(items, key=order) if after is None or order(item) > after)
+        pairs = list(islice((pair for pair in ((item, show(item)) for item in rest) if passes(*pair)), most + 1))
+        return pairs[:most], self._sealed(order(pairs[most - 1][0])) if len(pairs) > most else None
 
     def _seal(self, text: bytes) -> bytes:
         """Bound to the client and to what it asks for."""
@@ -116,17 +116,17 @@ class Call:
 
     def of_ids(self, name: str, known: Mapping[str, Any], prefix: str, code: str) -> list[Any]:
         """The things with the ids in that parameter, each once; all or none. *code*: as in InvalidInstanceID."""
-        for one in self._given(name):
-            if not re.fullmatch(f"{prefix}-{HEX_ID}", one):
-                raise Refused(f"{code}.Malformed", f'Invalid id: "{one[:60]}"')
+        for id in self._given(name):
+            if not re.fullmatch(f"{prefix}-{HEX_ID}", id):
+                raise Refused(f"{code}.Malformed", f'Invalid id: "{id[:60]}"')
         return self.of_names(name, known, f"{code}.NotFound")
 
     def of_names(self, name: str, known: Mapping[str, Any], code: str = "InvalidParameterValue") -> list[Any]:
         """As `of_ids`, of whatever form."""
         names = self._given(name)
-        if missing := [one[:60] for one in names if one not in known]:
+        if missing := [given[:60] for given in names if given not in known]:
             raise Refused(code, f"{name}: these do not exist: {', '.join(missing[:10])}")
-        return [known[one] for one in names]
+        return [known[given] for given in names]
 
     def _given(self, name: str) -> list[str]:
         given = self.asked.get(name) or ()
@@ -138,28 +138,28 @@ class Call:
 
 def tags_of(items: Iterable[Mapping[str, str]]) -> dict[str, str]:
     """The tags that an owner gives. Raises Refused."""
-    found: dict[str, str] = {}
-    for one in items:
-        if found.setdefault(key := one.get("Key", ""), value := one.get("Value", "")) != value:
+    tags: dict[str, str] = {}
+    for item in items:
+        if tags.setdefault(key := item.get("Key", ""), value := item.get("Value", "")) != value:
             raise Refused("InvalidParameterValue", f"Duplicate tag key '{key[:LONGEST_KEY]}' specified.")
-    if len(found) > MOST_TAGS:
+    if len(tags) > MOST_TAGS:
         raise Refused("TagLimitExceeded", f"a resource has at most {MOST_TAGS} tags")
-    for key, value in found.items():
+    for key, value in tags.items():
         if not 1 <= len(key) <= LONGEST_KEY or len(value) > LONGEST_VALUE:
             raise Refused("InvalidParameterValue", f"A tag: 1 to {LONGEST_KEY} characters, at most {LONGEST_VALUE}")
         if key.startswith(RESERVED) and key != DURATION:
             raise Refused("InvalidParameterValue", f"Tag keys starting with {' or '.join(RESERVED)} are reserved")
-    return found
+    return tags
 
 
 def specified(call: Call, *kinds: str) -> dict[str, str]:
     """The tags of TagSpecifications. All are for what the action makes: of the same name, that of the kind which is named first here."""
-    found = dict.fromkeys(kinds, ())
-    for one in call.asked.get("TagSpecifications") or ():
-        if one.get("ResourceType") not in kinds:
+    by_kind = dict.fromkeys(kinds, ())
+    for spec in call.asked.get("TagSpecifications") or ():
+        if spec.get("ResourceType") not in kinds:
             raise Refused("InvalidParameterValue", f"TagSpecification.ResourceType is {' or '.join(kinds)} here")
-        found[one["ResourceType"]] += tuple(one.get("Tags") or ())
-    merged = {key: value for kind in reversed(kinds) for key, value in tags_of(found[kind]).items()}
+        by_kind[spec["ResourceType"]] += tuple(spec.get("Tags") or ())
+    merged = {key: value for kind in reversed(kinds) for key, value in tags_of(by_kind[kind]).items()}
     return tags_of(shown(merged.items()))
 
 

@@ -31,7 +31,7 @@ Readers = Mapping[str, Callable[[Any], str]]
 def passing(filters: Iterable[Mapping[str, Any]], shape: Shape, also: Readers, reference: str) -> Test:
     """For a thing and its answer, which has this shape: do they pass every filter? *also*: filters of what is no element of the answer,
     by the thing. *reference*: names others, as botocore has them: what they look at, nothing here has. Raises Refused."""
-    tests = [_test_of(one, shape, also, reference) for one in filters]
+    tests = [_test_of(given, shape, also, reference) for given in filters]
     return lambda thing, answer: all(test(thing, answer) for test in tests)
 
 
@@ -42,13 +42,13 @@ def _test_of(given: Mapping[str, Any], shape: Shape, also: Readers, reference: s
         raise Refused("InvalidParameterValue", f"The filter '{name[:100]}' has no values")
     if len(values) > MOST_VALUES:
         raise Refused("FilterLimitExceeded", f"The filter '{name[:100]}' has more than {MOST_VALUES} values")
-    matches, tag = matcher(values), name.removeprefix("tag:")
-    if tag not in ("", name) and {"Tags", "Key"} & shape.members.keys():
-        return lambda _, item: any(one.get("Key") == tag and matches(one["Value"]) for one in item.get("Tags", [item]))
+    matches, key = matcher(values), name.removeprefix("tag:")
+    if key not in ("", name) and {"Tags", "Key"} & shape.members.keys():
+        return lambda _, item: any(tag.get("Key") == key and matches(tag["Value"]) for tag in item.get("Tags", [item]))
     if reader := also.get(name.replace("-", "_")):
         return lambda thing, _: matches(reader(thing))
     plain = re.sub(r"[.-]", "", re.sub(r"^launch\.", "launch-specification.", name)).lower()
-    path = next(filter(None, (_path(shape, one) for one in (plain, *OTHERWISE.get(plain, ())))), ())
+    path = next(filter(None, (_path(shape, element) for element in (plain, *OTHERWISE.get(plain, ())))), ())
     if not path and f"<li> <p> <code>{name}</code>" in reference:
         return lambda *_: False
     if not path:
@@ -56,17 +56,17 @@ def _test_of(given: Mapping[str, Any], shape: Shape, also: Readers, reference: s
     return lambda _, item: any(matches(text) for text in _texts(item, shape, path))
 
 
-def _path(shape: Shape, wanted: str) -> tuple[str, ...]:
-    """Names of members, from the outer one to that whose element is *wanted*, in small letters; (): there is none."""
+def _path(shape: Shape, element: str) -> tuple[str, ...]:
+    """Names of members, from the outer one to that with this *element*, in small letters; (): there is none."""
     for name, tag, member in elements(shape):
         inner, stems = member, [tag.lower()]
         if member.type_name == "list":  # <tagSet> of `tag-key`, <supportedArchitectures> of `supported-architecture`
             inner, stems = member.member, [stems[0].removesuffix(end) for end in ENDINGS]
         for stem in stems:
             if inner.type_name != "structure":
-                if wanted == stem:
+                if element == stem:
                     return (name,)
-            elif wanted.startswith(stem) and (rest := _path(inner, wanted[len(stem) :])):
+            elif element.startswith(stem) and (rest := _path(inner, element[len(stem) :])):
                 return (name, *rest)
     return ()
 
@@ -76,8 +76,8 @@ def _texts(value: Any, shape: Shape, path: tuple[str, ...]) -> Iterator[str]:
     if value is None or value == "":
         return
     if shape.type_name == "list":
-        for one in value:
-            yield from _texts(one, shape.member, path)
+        for item in value:
+            yield from _texts(item, shape.member, path)
     elif path:
         yield from _texts(value.get(path[0]), shape.members[path[0]], path[1:])
     else:
@@ -87,11 +87,11 @@ def _texts(value: Any, shape: Shape, path: tuple[str, ...]) -> Iterator[str]:
 def matcher(values: Sequence[str]) -> Callable[[str], bool]:
     plain = {value for value in values if not re.search(r"[*?\\]", value)}
     # Python's translation of `*` does not go back (atomic groups), so no pattern takes long.
-    patterns = [re.compile(translate(re.sub(r"\\(.)|\[", _literal, one))) for one in values if one not in plain]
+    patterns = [re.compile(translate(re.sub(r"\\(.)|\[", _literal, value))) for value in values if value not in plain]
     return lambda text: text in plain or any(pattern.match(text) for pattern in patterns)
 
 
-def _literal(found: re.Match[str]) -> str:
+def _literal(match: re.Match[str]) -> str:
     """As a class of characters of its own. A class cannot begin with `!`, and need not: that has no meaning outside."""
-    char = found[1] or "["
+    char = match[1] or "["
     return char if char in "!]" else f"[{char}]"

@@ -73,10 +73,10 @@ class Front:
             raise Refused("InvalidAction", f"The action {action[:60]} is not valid for this web service.")
         asked = self._model.read(action, {name: value for name, value in fields.items() if name not in ENVELOPE})
         call = Call(self._office, owner, action, asked, self._pages, sent.header("host") or "", self._clock())
-        found = act(call)
+        values = act(call)
         if action.startswith(("Describe", "Get")):  # all others look themselves, before they do anything
             call.check_dry()
-        return self._model.write(action, version, id, found)
+        return self._model.write(action, version, id, values)
 
     def _owner(self, sent: Sent, fields: dict[str, str]) -> Owner:
         """Whose request it is. After many requests with bad signatures an address has to wait; where they name a known key, that key at

@@ -31,19 +31,19 @@ def secret_of(site_key: bytes, id: str) -> str:
     return base64.b64encode(hmac.digest(site_key, b"belljar access key\n" + id.encode(), "sha256")[:30]).decode()
 
 
-def owner_of(found: AccessKey | None) -> Owner | None:
+def owner_of(key: AccessKey | None) -> Owner | None:
     """Whose it is, and which group they are of now, which the host may have to ask far away; None where it was revoked."""
-    if found is None or not found.enabled:
+    if key is None or not key.enabled:
         return None
     with suppress(BadRequest):
-        return Owner.of(found.owner)
-    return Owner(found.owner, found.group)  # there is no such account any more
+        return Owner.of(key.owner)
+    return Owner(key.owner, key.group)  # there is no such account any more
 
 
 def answer(store: Store, site_key: bytes, asker: Owner, asked: Mapping[str, Any]) -> dict[str, Any]:
     """What owners ask of their access keys: act (new, list, revoke), and owner or id. root, and the account of the service, may ask
     for others' too. A new one's secret is told now; it is kept nowhere. Raises BadRequest, NotPermitted."""
-    act, name, id = (str(asked.get(one) or "") for one in ("act", "owner", "id"))
+    act, name, id = (str(asked.get(field) or "") for field in ("act", "owner", "id"))
     permit(name in ("", asker.name), asker, f"access keys of {name[:40]}")
     if act == "new":
         owner = asker if name in ("", asker.name) else Owner.of(name)
@@ -61,14 +61,14 @@ def answer(store: Store, site_key: bytes, asker: Owner, asked: Mapping[str, Any]
 
 def _add(book: Book, made: AccessKey) -> None:
     book.lock(f"owner {made.owner}")
-    if sum(one.enabled for one in book.find(AccessKey, owner=made.owner)) >= MOST:
+    if sum(key.enabled for key in book.find(AccessKey, owner=made.owner)) >= MOST:
         raise BadRequest(f"{made.owner} has {MOST} access keys", hint="Revoke one: `belljar lease key revoke ID`.")
     book.put(made)
 
 
 def _revoke(book: Book, asker: Owner, id: str) -> None:
     """At once, for good."""
-    found = book.get(AccessKey, id)
-    if found is None or not (asker.rules or found.owner == asker.name):
+    key = book.get(AccessKey, id)
+    if key is None or not (asker.rules or key.owner == asker.name):
         raise BadRequest(f"{id[:40]!r}: no such access key", hint="See `belljar lease key list`.")
-    book.put(replace(found, enabled=False))
+    book.put(replace(key, enabled=False))

@@ -69,14 +69,14 @@ class Model:
         """The answer's body. Raises KeyError for a value that the shape does not have: that is a mistake of ours."""
         head = f'<?xml version="1.0" encoding="UTF-8"?>\n<{action}Response xmlns="http://ec2.amazonaws.com/doc/{version}/">'
         shape = self.output(action)
-        found = "<return>true</return>" if shape is None else writer(shape)(answer)
-        return f"{head}<requestId>{request_id}</requestId>{found}</{action}Response>".encode()
+        body = "<return>true</return>" if shape is None else writer(shape)(answer)
+        return f"{head}<requestId>{request_id}</requestId>{body}</{action}Response>".encode()
 
 
 @cache
 def elements(shape: Shape) -> tuple[tuple[str, str, Shape], ...]:
     """(name, element, shape) of each member of a structure. Shapes are as lasting as the model."""
-    return tuple((name, one.serialization.get("name", name), one) for name, one in shape.members.items())
+    return tuple((name, member.serialization.get("name", name), member) for name, member in shape.members.items())
 
 
 @cache
@@ -84,7 +84,7 @@ def writer(shape: Shape) -> Callable[[Any], str]:
     """How a value of it is written, in the order of the shape, by which libcloud goes: worked out once."""
     if shape.type_name == "list":
         item = writer(shape.member)
-        return lambda value: "".join([f"<item>{item(one)}</item>" for one in value])
+        return lambda values: "".join([f"<item>{item(value)}</item>" for value in values])
     if shape.type_name != "structure":
         return partial(text_of, shape.type_name)
 
@@ -94,16 +94,16 @@ def writer(shape: Shape) -> Callable[[Any], str]:
         if unknown := given - shape.members.keys():
             raise KeyError(f"{shape.name} has no {sorted(unknown)}")
         return [
-            (name, f"<{tag}>", f"</{tag}>", f"<{tag}></{tag}>" if one.type_name == "list" else "", writer(one))
-            for name, tag, one in elements(shape)
-            if name in given or one.type_name == "list"
+            (name, f"<{tag}>", f"</{tag}>", f"<{tag}></{tag}>" if member.type_name == "list" else "", writer(member))
+            for name, tag, member in elements(shape)
+            if name in given or member.type_name == "list"
         ]
 
     def write(value: Mapping[str, Any]) -> str:
         parts: list[str] = []
         for name, begin, end, empty, written in plan(frozenset(value)):
-            one = value.get(name)
-            parts += (empty,) if one is None else (begin, written(one), end)
+            field = value.get(name)
+            parts += (empty,) if field is None else (begin, written(field), end)
         return "".join(parts)
 
     return write
@@ -128,16 +128,16 @@ def moment(when: float) -> str:
 
 def _structure(shape: Shape, node: Mapping[str, Any], at: str) -> dict[str, Any]:
     names = {_wire_name(name, member): (name, member) for name, member in shape.members.items()}
-    found = {}
+    fields = {}
     for wire, value in node.items():
         if wire not in names:
             raise Refused("UnknownParameter", f"The parameter {at}{wire} is not recognized")
         name, member = names[wire]
-        found[name] = _value(member, value, f"{at}{wire}")
-    if missing := [name for name in shape.required_members if name not in found]:
+        fields[name] = _value(member, value, f"{at}{wire}")
+    if missing := [name for name in shape.required_members if name not in fields]:
         wire = _wire_name(missing[0], shape.members[missing[0]])
         raise Refused("MissingParameter", f"The request must contain the parameter {at}{wire}")
-    return found
+    return fields
 
 
 def _wire_name(name: str, shape: Shape) -> str:
@@ -177,8 +177,8 @@ def _integer(text: str) -> int:
 
 def _moment(text: str) -> float:
     """What was before 1970, or is in no year that can be written in UTC, is as far away as can be said; 0 would say nothing."""
-    found = datetime.fromisoformat(text)
-    return min(max(1.0, found.replace(tzinfo=found.tzinfo or UTC).timestamp()), LATEST)
+    when = datetime.fromisoformat(text)
+    return min(max(1.0, when.replace(tzinfo=when.tzinfo or UTC).timestamp()), LATEST)
 
 
 # Of text: each raises ValueError or KeyError.

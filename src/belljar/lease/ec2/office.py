@@ -34,27 +34,26 @@ class Office:
     def images(self) -> dict[str, str]:
         """Ids and names of those that may be leased."""
         patterns = self.settings.images
-        plain = [one for one in patterns if not any(char in one for char in "*?[")]
-        known = [one for one in self.known() if any(fnmatchcase(one, pattern) for pattern in patterns)]
+        plain = [pattern for pattern in patterns if not any(char in pattern for char in "*?[")]
+        known = [name for name in self.known() if any(fnmatchcase(name, pattern) for pattern in patterns)]
         return {image_id(name): name for name in (*plain, *known)}
 
     def machines(self, owner: Owner) -> dict[str, Shown]:
         """Those that live, and those that ended a while ago, by launch, lease and index."""
-        return {one.instance.id: one for one in self.leases.machines(owner)}
+        return {machine.instance.id: machine for machine in self.leases.machines(owner)}
 
 
-def metadata(lease: Lease, one: Instance, keys: Sequence[str], zone: str) -> Pairs:
+def metadata(lease: Lease, machine: Instance, keys: Sequence[str], zone: str) -> Pairs:
     """What a machine reads about itself at 169.254.169.254, below meta-data."""
-    facts = {
-        "ami-id": image_id(lease.wanted.image_of(one.index)), "ami-launch-index": str(one.index), "instance-id": one.id,
-        "instance-life-cycle": "spot" if lease.wanted.preemptible else "on-demand", "instance-type": lease.wanted.type,
-        "placement/availability-zone": zone, "placement/region": zone, "reservation-id": lease.id,
-    }  # fmt: skip
     asked = dict(lease.wanted.metadata)
-    facts["http-tokens"] = asked.get("HttpTokens", "")
+    texts = {
+        "ami-id": image_id(lease.wanted.image_of(machine.index)), "ami-launch-index": str(machine.index), "instance-id": machine.id,
+        "instance-life-cycle": "spot" if lease.wanted.preemptible else "on-demand", "instance-type": lease.wanted.type,
+        "placement/availability-zone": zone, "placement/region": zone, "reservation-id": lease.id, "http-tokens": asked.get("HttpTokens", ""),
+    }  # fmt: skip
     if asked.get("InstanceMetadataTags") == "enabled":
-        facts |= {f"tags/instance/{key}": value for key, value in lease.wanted.tags if TAG.fullmatch(key)}
-    return (*facts.items(), *((f"public-keys/{number}/openssh-key", key) for number, key in enumerate(keys)))
+        texts |= {f"tags/instance/{key}": value for key, value in lease.wanted.tags if TAG.fullmatch(key)}
+    return (*texts.items(), *((f"public-keys/{number}/openssh-key", key) for number, key in enumerate(keys)))
 
 
 def image_id(name: str) -> str:

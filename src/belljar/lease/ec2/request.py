@@ -43,10 +43,10 @@ def pairs(text: str) -> list[tuple[str, str]]:
     parts = [part for part in text.split("&") if part]
     if len(parts) > MOST_FIELDS:
         raise Refused("MalformedQueryString", f"more than {MOST_FIELDS} parameters")
-    found = [(_decoded(name), _decoded(value)) for name, _, value in (part.partition("=") for part in parts)]
-    if len({name for name, _ in found}) < len(found):
+    fields = [(_decoded(name), _decoded(value)) for name, _, value in (part.partition("=") for part in parts)]
+    if len({name for name, _ in fields}) < len(fields):
         raise Refused("MalformedQueryString", "a parameter is given twice")
-    return found
+    return fields
 
 
 def _decoded(text: str) -> str:
@@ -71,11 +71,11 @@ def fields_of(sent: Sent) -> dict[str, str]:
         if kind != FORM or not sent.body.isascii():
             raise Refused("MalformedQueryString", f"a body is {FORM}, encoded in UTF-8")
         texts.append(sent.body.decode("ascii"))
-    found = dict(pairs("&".join(texts)))
-    for name in found:
+    fields = dict(pairs("&".join(texts)))
+    for name in fields:
         if len(name) > LONGEST_NAME or not NAME.fullmatch(name) or name.count(".") >= DEEPEST:
             raise Refused("UnknownParameter", f"The parameter {name[:60]!r} is not recognized")
-    return found
+    return fields
 
 
 # -- who signed it -----------------------------------------------------------------------------------------------------
@@ -176,8 +176,8 @@ def _check_2(sent: Sent, fields: dict[str, str], secret: str | None, now: float)
 # -- both --------------------------------------------------------------------------------------------------------------
 
 
-def _encoded(found: Iterable[tuple[str, str]], left_out: str) -> str:
-    coded = sorted((quote(name, safe="-_.~"), quote(value, safe="-_.~")) for name, value in found if name != left_out)
+def _encoded(fields: Iterable[tuple[str, str]], left_out: str) -> str:
+    coded = sorted((quote(name, safe="-_.~"), quote(value, safe="-_.~")) for name, value in fields if name != left_out)
     return "&".join(f"{name}={value}" for name, value in coded)
 
 

@@ -38,9 +38,9 @@ def class_of(settings: Settings, asked: Wanted) -> str:
     return name
 
 
-def ports_of(settings: Settings, wanted: Wanted) -> str:
+def ports_of(settings: Settings, terms: Wanted) -> str:
     """Where its pilots take each other's connections; "": they take none."""
-    return settings.private_ports if _is_private(settings, wanted.network) and wanted.nodes > 1 else ""
+    return settings.private_ports if _is_private(settings, terms.network) and terms.nodes > 1 else ""
 
 
 def address_of(settings: Settings, name: str, index: int) -> str:
@@ -55,16 +55,18 @@ def name_of(index: int) -> str:
 
 def placed(order: MachineOrder, case: Case, instance: str, settings: Settings) -> MachineOrder:
     """The order for a machine of this lease, on the network of its class."""
-    own, name = next(one for one in case.instances if one.id == instance), case.lease.wanted.network
+    own, name = next(machine for machine in case.instances if machine.id == instance), case.lease.wanted.network
     if not _is_private(settings, name):
         return replace(order, network=dict(settings.networks).get(name, "none"))
     rank = next((slot.rank for slot in case.slots if slot.id == own.slot), 0)
-    numbers = {slot.id: tuple(one.index + 1 for one in case.instances if one.slot == slot.id) for slot in case.slots}
-    others = [slot for slot in case.slots if slot.id != own.slot and numbers[slot.id]]
+    numbers: dict[str, tuple[int, ...]] = {}  # of machines, by slot
+    for machine in case.instances:
+        numbers[machine.slot] = (*numbers.get(machine.slot, ()), machine.index + 1)
+    others = [slot for slot in case.slots if slot.id != own.slot and slot.id in numbers]
     return replace(
         order, network=f"isolated:{case.lease.id}+{rank}@{own.address}/{net_of(settings).prefixlen}",
-        name=name_of(own.index), hosts=tuple((name_of(one.index), one.address) for one in case.instances),
-        peers=tuple(Peer(one.rank, one.facts.reach, numbers[one.id]) for one in others if one.facts.reach is not None),
+        name=name_of(own.index), hosts=tuple((name_of(machine.index), machine.address) for machine in case.instances),
+        peers=tuple(Peer(slot.rank, slot.facts.reach, numbers[slot.id]) for slot in others if slot.facts.reach is not None),
     )  # fmt: skip
 
 

@@ -62,13 +62,13 @@ class Trunk:
         peers = self._peers[lease].values()
         numbers = [number for peer in peers for number in peer.numbers]
         try:
-            part = await in_thread(lambda: part_of(self._run(), group, numbers), undo=lambda one: one.close())
+            part = await in_thread(lambda: part_of(self._run(), group, numbers), undo=lambda part: part.close())
         except (BelljarError, OSError) as exc:
             return self._troubles.note(f"network of {lease}", exc)
         with closing(part):
             self._parts[lease] = part
             part.listen()
-            lower = (self._keep(lease, one) for one in peers if one.rank < self._rank)
+            lower = (self._keep(lease, peer) for peer in peers if peer.rank < self._rank)
             await asyncio.gather(*lower, asyncio.Event().wait())
 
     async def _keep(self, lease: str, peer: Peer) -> None:
@@ -106,9 +106,9 @@ class Trunk:
     def _opening(self, lease: str) -> bytes:
         return Opening(lease, self._rank, stream=STREAM).frame(self._key(lease))
 
-    def _key_of(self, said: Opening) -> bytes | None:
-        is_ours = said.stream == STREAM and said.slot in self._peers.get(said.lease, ())
-        return self._key(said.lease) if is_ours else None
+    def _key_of(self, opening: Opening) -> bytes | None:
+        is_ours = opening.stream == STREAM and opening.slot in self._peers.get(opening.lease, ())
+        return self._key(opening.lease) if is_ours else None
 
     def _key(self, lease: str) -> bytes:
         """Not the one that the service is spoken to with: what is said here is of no use there."""

@@ -93,10 +93,10 @@ class Link:
             self._troubles.note("service")
             await first_of(self._speak(writer, seen), self._listen(reader))
 
-    async def _speak(self, writer: StreamWriter, said: int) -> None:
+    async def _speak(self, writer: StreamWriter, last: int) -> None:
         what = Tell.HELLO
         while True:
-            waiting = self._outbox.after(said)
+            waiting = self._outbox.after(last)
             moments = [self._moment(what)] if not waiting or what is Tell.HELLO else []
             for report in (*moments, *self._shown.values()):
                 writer.write(frame({"ack": self._inbox.last, "report": to_json(report)}))
@@ -104,7 +104,7 @@ class Link:
             self._shown.clear()
             for message in waiting:
                 writer.write(frame({**message, "ack": self._inbox.last}))
-                said = message["seq"]
+                last = message["seq"]
             await writer.drain()
             await at_most(self._job.heartbeat, self._wake.wait())
             self._wake.clear()

@@ -62,13 +62,14 @@ class Machines:
             self._changed(instance, InstanceState.STOPPING, cause=cause, why=why)
             # Some batch systems tell every process of a job to end, and a keeper that is told twice waits no longer.
             is_told = cause is Cause.PREEMPTED and instance in self._up
-            self._ask(instance, lambda one: one.stop_at(time.time()) if is_told else one.ask("stop", grace=grace))
+            stop = lambda machine: machine.stop_at(time.time()) if is_told else machine.ask("stop", grace=grace)  # noqa: E731
+            self._ask(instance, stop)
         else:
             self._tasks[instance].cancel()
 
     def kill(self, instance: str) -> None:
         if instance in self._machines:
-            self._ask(instance, lambda one: one.ask("kill"))
+            self._ask(instance, lambda machine: machine.ask("kill"))
         elif instance in self._tasks:
             self._tasks[instance].cancel()
 
@@ -106,7 +107,7 @@ class Machines:
             console = _console(lambda: api.logs() / outcome.id)
         except Exception as exc:  # a mistake of ours is told with its words, too
             known = {Cause.STAGING: (ImageError, UsageError, ValueError), Cause.NODE_LOST: (BelljarError, OSError)}
-            cause = next((one for one, kinds in known.items() if isinstance(exc, kinds)), Cause.INTERNAL)
+            cause = next((cause for cause, kinds in known.items() if isinstance(exc, kinds)), Cause.INTERNAL)
             why = f"{type(exc).__name__}: {exc}"
         except asyncio.CancelledError:
             why = "it was told to end before it was claimed"
@@ -132,9 +133,9 @@ class Machines:
         if why and instance in self._stopped:
             return  # told to end before it could be used: it never was
         lines = printed.decode("ascii", "replace").splitlines()
-        found = tuple(line for line in lines if line.startswith(("ssh-", "ecdsa-")))
+        host_keys = tuple(line for line in lines if line.startswith(("ssh-", "ecdsa-")))
         self._up.add(instance)
-        self._changed(instance, InstanceState.RUNNING, why=why, host_keys=found[:8])
+        self._changed(instance, InstanceState.RUNNING, why=why, host_keys=host_keys[:8])
         async for _ in machine.reboots():
             self._changed(instance, InstanceState.RUNNING, rebooted=True)
 

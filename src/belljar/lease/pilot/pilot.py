@@ -38,11 +38,11 @@ class Pilot:
     """`begun`: the loop's time at its start. *make*: makes its machines; its argument is called at each of their changes."""
 
     def __init__(
-        self, job: JobFile, rank: int, facts: Facts, folder: Path, make: Callable[[Changed], Machines],
+        self, job: JobFile, rank: int, node: Facts, folder: Path, make: Callable[[Changed], Machines],
         tell: Callable[..., None],
     ) -> None:  # fmt: skip
         loop = asyncio.get_running_loop()
-        self._job, self._rank, self._facts, self._tell = job, rank, facts, tell
+        self._job, self._rank, self._node, self._tell = job, rank, node, tell
         self._clock, self.begun = loop.time, loop.time()
         self._ends = self.begun + job.deadline
         self._id = os.urandom(16).hex()
@@ -67,7 +67,7 @@ class Pilot:
 
     async def run(self) -> None:
         """Returns when nothing of it is left on this node. Raises HostError where its service never answered."""
-        self._facts = replace(self._facts, reach=await self._trunk.open(self._journal.folder))
+        self._node = replace(self._node, reach=await self._trunk.open(self._journal.folder))
         self._journal.write("started", job=replace(self._job, key=""), rank=self._rank, pilot=self._id, pid=os.getpid())
         talking = asyncio.ensure_future(self._link.run())
         try:
@@ -172,14 +172,14 @@ class Pilot:
     def _start(self, order: Order) -> None:
         self._states[order.instance] = InstanceState.CLAIMED
         try:
-            wanted: MachineOrder = from_json(MachineOrder, strict_json(order.request.encode()))
+            request: MachineOrder = from_json(MachineOrder, strict_json(order.request.encode()))
         except ValueError as exc:
-            facts = {"cause": Cause.INTERNAL, "why": f"a request that cannot be read: {exc}"}
-            return self._changed(order.instance, InstanceState.TERMINATED, **facts)
+            why = f"a request that cannot be read: {exc}"
+            return self._changed(order.instance, InstanceState.TERMINATED, cause=Cause.INTERNAL, why=why)
         self._journal.tell("starting", instance=order.instance)
         self._limit(order.instance, order.seconds)
-        self._trunk.join(wanted)
-        self._machines.start(order.instance, wanted)
+        self._trunk.join(request)
+        self._machines.start(order.instance, request)
 
     async def _give_notice(self, end: float) -> None:
         """Tell guests the moment at which they are killed. A guest that does not answer soon is not waited for."""
@@ -212,7 +212,7 @@ class Pilot:
 
     # -- what it says --------------------------------------------------------------------------------------------------
 
-    def _changed(self, instance: str, state: InstanceState, **facts: Any) -> None:
+    def _changed(self, instance: str, state: InstanceState, **details: Any) -> None:
         self._states[instance] = state
         if state is InstanceState.TERMINATED:
             self._limit(instance, 0.0)
@@ -220,16 +220,16 @@ class Pilot:
         if state is InstanceState.RUNNING and instance not in self._up:
             self._up[instance] = self._clock()
             self._limit(instance, self._seconds.get(instance, 0.0))
-        self._tell("instance", id=instance, state=state.value, why=facts.get("why"))
-        self._link.say(self._report(Tell.INSTANCE, instance=instance, state=state, **facts))
+        self._tell("instance", id=instance, state=state.value, why=details.get("why"))
+        self._link.say(self._report(Tell.INSTANCE, instance=instance, state=state, **details))
 
     async def _last_words(self, cause: Cause, why: str) -> None:
         self._link.say(self._report(Tell.ENDED, cause=cause, why=why))
         await self._link.flush(self._job.report)
 
     def _report(self, tell: Tell, **more: object) -> Report:
-        job, mono, facts = self._job, self._clock() - self.begun, self._facts if tell is Tell.HELLO else None
-        return Report(tell, job.lease, job.attempt, self._rank, self._id, 0, time.time(), mono, facts, **more)  # type: ignore[arg-type]
+        job, mono, node = self._job, self._clock() - self.begun, self._node if tell is Tell.HELLO else None
+        return Report(tell, job.lease, job.attempt, self._rank, self._id, 0, time.time(), mono, node, **more)  # type: ignore[arg-type]
 
     # -- time ----------------------------------------------------------------------------------------------------------
 

@@ -32,18 +32,18 @@ def run(file: Path, rank: int | None, folder: Path, scratch: Path, environ: Mapp
     """*folder*: where pilots keep their journals on this host. Raises BadSetting, HostError."""
     job = jobfile.read(file)
     _forget(folder)
-    told = next((environ[name] for name in RANKS if environ.get(name, "").isdigit()), "0")  # 0: nobody says
-    number = int(told) if rank is None else rank
-    asyncio.run(_run(job, number, folder / f"{job.lease}.{job.attempt}.{number}.{os.getpid()}", scratch, environ))
+    if rank is None:
+        rank = int(next((environ[name] for name in RANKS if environ.get(name, "").isdigit()), "0"))  # 0: nobody says
+    asyncio.run(_run(job, rank, folder / f"{job.lease}.{job.attempt}.{rank}.{os.getpid()}", scratch, environ))
     return 0
 
 
 def _forget(folder: Path) -> None:
     """Journals of pilots that ended long ago."""
     with suppress(OSError):
-        for one in os.scandir(folder):
-            if time.time() - one.stat(follow_symlinks=False).st_mtime > KEPT:
-                remove_tree(folder / one.name)
+        for entry in os.scandir(folder):
+            if time.time() - entry.stat(follow_symlinks=False).st_mtime > KEPT:
+                remove_tree(folder / entry.name)
 
 
 async def _run(job: jobfile.JobFile, rank: int, folder: Path, scratch: Path, environ: Mapping[str, str]) -> None:
@@ -58,11 +58,11 @@ async def _run(job: jobfile.JobFile, rank: int, folder: Path, scratch: Path, env
 
 def granted(environ: Mapping[str, str], scratch: Path) -> Facts:
     """The least of what each limit leaves."""
-    told = [int(environ[name]) for name in CPUS if environ.get(name, "").isdigit()]
+    counts = [int(environ[name]) for name in CPUS if environ.get(name, "").isdigit()]
     memory = [bound.left(()) for bound in memory_bounds()]
     if environ.get(MEMORY, "").isdigit():
         memory.append(int(environ[MEMORY]) * MIB)
-    cpus = min(usable_cpus(GROUPS, own_groups()), *(one for one in told if one > 0), float(os.cpu_count() or 1))
+    cpus = min(usable_cpus(GROUPS, own_groups()), *(count for count in counts if count > 0), float(os.cpu_count() or 1))
     return Facts(host=environ.get("SLURMD_NODENAME") or os.uname().nodename, boot=boot_id(), cpus=max(1, int(cpus)),
                  memory=max(0, min(memory)), disk=max(1, free_bytes(scratch)),
                  kvm=os.access("/dev/kvm", os.R_OK | os.W_OK))  # fmt: skip

@@ -59,12 +59,12 @@ class Session:
 
     async def speak(self) -> None:
         """Orders, and what was heard, until it is cancelled."""
-        said = self.peer.seen
+        last = self.peer.seen
         while True:
-            waiting = [one for one in self.outbox.messages if one["seq"] > said]
+            waiting = [message for message in self.outbox.messages if message["seq"] > last]
             for message in waiting or [{}] * self.owes:
                 self.writer.write(frame({**message, "ack": self.inbox.last}))
-                said, self.owes = message.get("seq", said), False
+                last, self.owes = message.get("seq", last), False
             await self.writer.drain()
             await self.wake.wait()
             self.wake.clear()
@@ -93,8 +93,8 @@ class Channel:
         session = self._sessions.get(slot)
         if session is None:
             return False
-        wanted = to_json(order)
-        if not any(one["order"] == wanted for one in session.outbox.messages):
+        value = to_json(order)
+        if not any(message["order"] == value for message in session.outbox.messages):
             session.order(order)
         return True
 
@@ -189,8 +189,8 @@ class Channel:
         is_ours = False
         if "report" in message and session.inbox.is_new(message):
             report: Report = from_json(Report, message["report"])
-            said = (report.slot, report.pilot, report.seq)
-            if said != (session.slot, session.peer.instance, number_of(message, "seq")):
+            origin = (report.slot, report.pilot, report.seq)
+            if origin != (session.slot, session.peer.instance, number_of(message, "seq")):
                 raise Broken("a report in another pilot's name")
             orders = tuple(await self._hear(report))
             session.inbox.take(message)
@@ -198,7 +198,7 @@ class Channel:
                 waiting.set()
             for order in orders:
                 session.order(order)
-            is_ours = not any(one.do is Do.VOID for one in orders)
+            is_ours = not any(order.do is Do.VOID for order in orders)
         session.owes = True
         session.wake.set()
         if is_ours and self._sessions.get(session.slot) is not session:  # this pilot has the slot

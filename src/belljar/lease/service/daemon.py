@@ -95,15 +95,15 @@ class Daemon:
             case = book.case(id)
             if case is None:
                 return None
-            step, wanted = advance(case, seen, self.settings), case.lease.wanted
+            step, terms = advance(case, seen, self.settings), case.lease.wanted
             book.save(case, step.case, now)
-            starts = any(one.order is not None and one.order.do is Do.START for one in step.acts)
-            keys = book.find(KeyPair, owner=case.lease.owner, name=wanted.key) if starts and wanted.key else []
+            starts = any(act.order is not None and act.order.do is Do.START for act in step.acts)
+            keys = book.find(KeyPair, owner=case.lease.owner, name=terms.key) if starts and terms.key else []
             return step, keys
 
-        if (found := await in_thread(lambda: self.store.write(change))) is None:
+        if (changed := await in_thread(lambda: self.store.write(change))) is None:
             return False
-        step, keys = found
+        step, keys = changed
         lease = step.case.lease
         if self._known.get(id) != lease.state.value:
             self._known[id] = lease.state.value
@@ -150,21 +150,21 @@ class Daemon:
         """A start has the machine's request."""
         if order.do is not Do.START:
             return order
-        wanted, owner = case.lease.wanted, case.lease.owner
-        machine = next(one for one in case.instances if one.id == order.instance)
-        public = tuple(one.public for one in keys)
-        told, size = metadata(case.lease, machine, public, self.settings.zone), machine.size
-        request = MachineOrder(wanted.image_of(machine.index), size.cpus, size.memory, size.disk, "", wanted.user_data, public,
-                               order.instance, owner, told=told)  # fmt: skip
+        terms, owner = case.lease.wanted, case.lease.owner
+        machine = next(machine for machine in case.instances if machine.id == order.instance)
+        public = tuple(key.public for key in keys)
+        texts, size = metadata(case.lease, machine, public, self.settings.zone), machine.size
+        request = MachineOrder(terms.image_of(machine.index), size.cpus, size.memory, size.disk, "", terms.user_data, public,
+                               order.instance, owner, told=texts)  # fmt: skip
         return replace(order, request=dumps(placed(request, case, order.instance, self.settings)).decode())
 
     async def _cancel_strays(self, jobs: Iterable[Job], live: set[str]) -> None:
         """Jobs with our names that no live lease has."""
-        others = [one for one in jobs if lease_of(one.name) not in live]
+        others = [job for job in jobs if lease_of(job.name) not in live]
         if not others:
             return
         # A lease that was written down while the batch system was asked has its job rightly.
-        now = await in_thread(lambda: self.store.read(lambda book: {one.id for one in book.find(Lease, live=1)}))
+        now = await in_thread(lambda: self.store.read(lambda book: {lease.id for lease in book.find(Lease, live=1)}))
         for act in strays(others, now.__contains__):
             with suppress(BelljarError):
                 await self._jobs.cancel(act.of)
@@ -173,8 +173,8 @@ class Daemon:
     # -- pilots --------------------------------------------------------------------------------------------------------
 
     async def _applied(self, slot: str, pilot: str) -> int:
-        found = await in_thread(lambda: self.store.read(lambda book: book.get(Slot, slot)))
-        return found.seq if found is not None and found.pilot == pilot else 0
+        record = await in_thread(lambda: self.store.read(lambda book: book.get(Slot, slot)))
+        return record.seq if record is not None and record.pilot == pilot else 0
 
     async def hear(self, report: Report) -> Iterable[Order]:
         """Write a report down; what its pilot is told."""

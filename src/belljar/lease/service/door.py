@@ -105,12 +105,12 @@ class Door:
         lease, instances = await self.lease(owner, _said(asked), str(asked.get("public") or ""))
         return {"lease": lease, "instances": instances}
 
-    async def lease(self, owner: Owner, said: Wanted, public: str, also: Also = lambda book, lease: None) -> Made:
+    async def lease(self, owner: Owner, asked: Wanted, public: str, also: Also = lambda book, lease: None) -> Made:
         """*public*: the owner's key, a line of authorized_keys. *also*: what is written down with a new one."""
-        wanted = self._wanted(said)
+        terms = self._wanted(asked)
         if public:
-            wanted = replace(wanted, key=await in_thread(lambda: self._key(owner, public)))
-        lease, instances = await in_thread(lambda: self._desk.run(owner, wanted, also))
+            terms = replace(terms, key=await in_thread(lambda: self._key(owner, public)))
+        lease, instances = await in_thread(lambda: self._desk.run(owner, terms, also))
         self._wake()
         return lease, instances
 
@@ -124,23 +124,23 @@ class Door:
         lines = explain(self._desk, owner, self._wanted(_said(asked)))
         return {"steps": [{"what": what, "met": is_met} for what, is_met in lines]}
 
-    def _wanted(self, said: Wanted) -> Wanted:
+    def _wanted(self, terms: Wanted) -> Wanted:
         """What is 0 of the size is as usual. Raises BadRequest."""
         settings = self._desk.settings
-        for image in (said.image, *said.images):
-            if not any(fnmatchcase(image, one) for one in settings.images):
+        for image in (terms.image, *terms.images):
+            if not any(fnmatchcase(image, pattern) for pattern in settings.images):
                 known = ", ".join(settings.images)
                 raise BadRequest(f"{image[:80]}: not among the images that may be leased: {known}")
-        if said.account or said.key or said.tags or said.metadata:
+        if terms.account or terms.key or terms.tags or terms.metadata:
             raise BadRequest("metadata, account, key, tags: the site or a client of EC2 gives them")
-        if not QUEUE.fullmatch(said.queue):
-            raise BadRequest(f"queue {said.queue[:40]!r}: no queue is called so")
-        type = said.type or next(iter(self.types))
+        if not QUEUE.fullmatch(terms.queue):
+            raise BadRequest(f"queue {terms.queue[:40]!r}: no queue is called so")
+        type = terms.type or next(iter(self.types))
         if type not in self.types:
             raise BadRequest(f"{type}: no such type; there are {', '.join(self.types)}")
-        usual, asked = self.types[type], said.size
+        usual, asked = self.types[type], terms.size
         size = Size(asked.cpus or usual.cpus, asked.memory or usual.memory, asked.disk or usual.disk)
-        return replace(said, size=size, type=type if size == usual and not said.sizes else "")
+        return replace(terms, size=size, type=type if size == usual and not terms.sizes else "")
 
     def _read(self, act: Act) -> Callable[[Owner, Answer], Awaitable[Answer]]:
         return lambda owner, asked: in_thread(lambda: act(owner, asked))
@@ -159,12 +159,12 @@ class Door:
 
     def _status(self, owner: Owner, asked: Answer) -> Answer:
         leases, machines = self._desk.leases(owner), self._desk.machines(owner)
-        if wanted := str(asked.get("lease") or ""):
-            leases = [one for one in leases if one.id == wanted]
-            machines = [one for one in machines if one.lease.id == wanted]
+        if id := str(asked.get("lease") or ""):
+            leases = [lease for lease in leases if lease.id == id]
+            machines = [machine for machine in machines if machine.lease.id == id]
             if not leases:
-                raise NoSuchLease(f"{owner.name} has no lease {wanted[:40]!r}")
-        return {"leases": leases, "machines": [_shown(one) for one in machines]}
+                raise NoSuchLease(f"{owner.name} has no lease {id[:40]!r}")
+        return {"leases": leases, "machines": [_shown(machine) for machine in machines]}
 
     async def _release(self, owner: Owner, asked: Answer) -> Answer:
         id = str(asked.get("id", ""))
@@ -190,43 +190,45 @@ class Door:
 
     async def _console(self, owner: Owner, asked: Answer) -> Answer:
         """The last of it: a machine that has a pilot is asked for more."""
-        one = await self._machine(owner, str(asked.get("id", "")))
-        if one.is_live:
-            await self._channel.console(one.slot, one.id)
-        found = await in_thread(lambda: self._desk.store.read(lambda it: belongings.console(it, owner.name, one.id)))
-        return {"text": found.text.decode("latin-1"), "time": found.at}
+        machine = await self._machine(owner, str(asked.get("id", "")))
+        if machine.is_live:
+            await self._channel.console(machine.slot, machine.id)
+        kept = partial(belongings.console, owner=owner.name, id=machine.id)
+        console = await in_thread(lambda: self._desk.store.read(kept))
+        return {"text": console.text.decode("latin-1"), "time": console.at}
 
     async def _connect(self, owner: Owner, asked: Answer, reader: asyncio.StreamReader,
                        writer: asyncio.StreamWriter) -> None:  # fmt: skip
         """Bytes to and from the machine's ssh server."""
-        one = await self._machine(owner, str(asked.get("id", "")))
-        if one.state is not InstanceState.RUNNING:
-            raise MachineBusy(f"{one.id} is {one.state.value}", hint="`belljar lease status` tells when it runs.")
-        async with self._channel.stream(one.slot, Order(Do.STREAM, one.id)) as (far_reader, far_writer):
+        machine = await self._machine(owner, str(asked.get("id", "")))
+        if (state := machine.state) is not InstanceState.RUNNING:
+            raise MachineBusy(f"{machine.id} is {state.value}", hint="`belljar lease status` tells when it runs.")
+        async with self._channel.stream(machine.slot, Order(Do.STREAM, machine.id)) as (far_reader, far_writer):
             writer.write(b'{"ok":true}\n')
             await first_of(pump(reader, far_writer), pump(far_reader, writer))  # one direction's end is the session's
 
     async def _machine(self, owner: Owner, id: str) -> Instance:
         """By its id, or that of a lease with one machine that lives."""
-        machines = [one.instance for one in await in_thread(lambda: self._desk.machines(owner))]
-        found = [one for one in machines if one.id == id or (one.lease == id and one.is_live)]
-        if not found:
+        machines = [shown.instance for shown in await in_thread(lambda: self._desk.machines(owner))]
+        chosen = [machine for machine in machines if machine.id == id or (machine.lease == id and machine.is_live)]
+        if not chosen:
             raise NoSuchLease(f"{owner.name} has no machine {id[:40]!r}")
-        if len(found) > 1:
-            raise BadRequest(f"{id} has {len(found)} machines", hint=f"One of {', '.join(one.id for one in found)}.")
-        return found[0]
+        if len(chosen) > 1:
+            ids = ", ".join(machine.id for machine in chosen)
+            raise BadRequest(f"{id} has {len(chosen)} machines", hint=f"One of {ids}.")
+        return chosen[0]
 
 
 def _said(asked: Answer) -> Wanted:
     """Size and time are 0 where nothing is said. Raises ValueError."""
-    facts = asked.get("wanted")
+    given = asked.get("wanted")
     usual = {"size": to_json(Size(0, 0, 0)), "seconds": 0.0}
-    said: Wanted = from_json(Wanted, usual | facts if isinstance(facts, dict) else facts)
-    if said.images or said.sizes:
+    terms: Wanted = from_json(Wanted, usual | given if isinstance(given, dict) else given)
+    if terms.images or terms.sizes:
         raise BadRequest("images, sizes: machines of a lease are alike", hint="A cluster's need not be.")
-    return said
+    return terms
 
 
-def _shown(one: Shown) -> Answer:
-    host = one.slot.facts.host if one.slot is not None else ""
-    return {**to_json(one.instance), "host": host, "image": one.lease.wanted.image_of(one.instance.index)}
+def _shown(machine: Shown) -> Answer:
+    host = machine.slot.facts.host if machine.slot is not None else ""
+    return {**to_json(machine.instance), "host": host, "image": machine.lease.wanted.image_of(machine.instance.index)}

@@ -31,9 +31,9 @@ class Hearing:
         self._waiting.append((report, answer))
         if self._work is None or self._work.done():
             self._work = asyncio.ensure_future(self._write_all())
-        if isinstance(found := await answer, Exception):
-            raise found
-        return found
+        if isinstance(result := await answer, Exception):
+            raise result
+        return result
 
     async def answered(self) -> None:
         """Return when all that was heard is, or after a while where it never ends: who waits for an answer comes first."""
@@ -47,8 +47,8 @@ class Hearing:
                 count = len(self._waiting)
                 await asyncio.sleep(0)
             batch, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
-            found = await in_thread(partial(self._together, [one for one, _ in batch]))
-            for (_, answer), result in zip(batch, found, strict=True):
+            results = await in_thread(partial(self._together, [report for report, _ in batch]))
+            for (_, answer), result in zip(batch, results, strict=True):
                 if not answer.done():  # else its connection is gone: it says so again by the next one
                     answer.set_result(result)
 
@@ -59,7 +59,7 @@ class Hearing:
         except (BelljarError, ValueError, OSError) as exc:
             if len(reports) == 1 or isinstance(exc, BelljarError):
                 return [exc] * len(reports)
-        return [result for one in reports for result in self._together([one])]
+        return [result for report in reports for result in self._together([report])]
 
     def _one(self, book: Book, known: dict[str, Case | None], report: Report) -> Orders:
         """*known*: cases as this transaction has them."""

@@ -71,14 +71,14 @@ class Jobs:
     async def submit(self, lease: Lease) -> str:
         """The job's id. The folder gets its files first. Raises Rejected; BelljarError, ValueError where it may be tried again."""
         self._answer = None
-        folder, name, wanted = self._settings.jobs, lease.job_name, lease.wanted
-        found = margins(wanted.seconds, wanted.nodes, self._settings, quantum=self._pilots.quantum)
-        job = self._job(lease, folder / name, found.walltime)
+        folder, name, terms = self._settings.jobs, lease.job_name, lease.wanted
+        times = margins(terms.seconds, terms.nodes, self._settings, quantum=self._pilots.quantum)
+        job = self._job(lease, folder / name, times.walltime)
         try:
             argv = self._pilots.submit(job, str(folder / f"{name}.sh"))
         except ValueError as exc:
             raise Rejected(str(exc)) from exc
-        await in_thread(lambda: self._write(lease, folder, job, found.pilot))
+        await in_thread(lambda: self._write(lease, folder, job, times.pilot))
         try:
             return self._pilots.submitted(await self._command(argv))
         except CommandFailed as exc:
@@ -118,8 +118,8 @@ class Jobs:
         write_whole(folder / f"{lease.job_name}.sh", self._pilots.script(job), mode=0o700)
 
     def _job(self, lease: Lease, file: Path, limit: int) -> PilotJob:
-        wanted, settings = lease.wanted, self._settings
-        share, argv = min(wanted.per_node, wanted.count), (*shlex.split(settings.pilot), "pilot", str(file))
-        return PilotJob(lease.job_name, argv, wanted.nodes, wanted.size.cpus * share,
-                        wanted.size.memory * share + settings.overhead, limit, lease.owner, f"{file}.log", wanted.queue,
-                        wanted.account, lease.shunned, settings.environment)  # fmt: skip
+        terms, settings = lease.wanted, self._settings
+        share, argv = min(terms.per_node, terms.count), (*shlex.split(settings.pilot), "pilot", str(file))
+        return PilotJob(lease.job_name, argv, terms.nodes, terms.size.cpus * share,
+                        terms.size.memory * share + settings.overhead, limit, lease.owner, f"{file}.log", terms.queue,
+                        terms.account, lease.shunned, settings.environment)  # fmt: skip

@@ -34,23 +34,23 @@ Notice = tuple[str, str, str, bool, str]  # lease, host, event, whether it is an
 def read(body: bytes) -> Notice:
     """Without the marks by which such pilots keep a shell from reading it. Raises ValueError."""
     name, state, code, *text = body.decode("utf-8").split("\n")
-    found, event = NAME.fullmatch(name), state.removeprefix("pilot-")
-    if found is None or event == state or event not in (*ENDS, "reserved", "test"):
+    match, event = NAME.fullmatch(name), state.removeprefix("pilot-")
+    if match is None or event == state or event not in (*ENDS, "reserved", "test"):
         raise ValueError("no notification of a lease's pilot")
-    return found[1], found[2], event, int(code) != 0, _words("\n".join(text).replace("\\", "").replace("]eol[", ""))
+    return match[1], match[2], event, int(code) != 0, _words("\n".join(text).replace("\\", "").replace("]eol[", ""))
 
 
 def report_of(notice: Notice, case: Case, now: float, settings: Settings) -> Report | None:
     """What a pilot of ours would say: a host that was not heard of has the next rank. None: nothing. Raises ValueError."""
     _, host, event, is_error, text = notice
-    lease, slots = case.lease, [one for one in case.slots if one.attempt == case.lease.attempt]
-    slot = next((one for one in slots if one.facts.host == host), None)
+    lease, slots = case.lease, [slot for slot in case.slots if slot.attempt == case.lease.attempt]
+    slot = next((slot for slot in slots if slot.facts.host == host), None)
     if event == "reserved" and not is_error:
         moment = float(timegm(time.strptime(text, "%Y-%m-%d-%H-%M-%S")))
         size, share = lease.wanted.size, min(lease.wanted.per_node, lease.wanted.count)
-        facts = Facts(host, cpus=size.cpus * share, memory=size.memory * share + settings.overhead)
+        node = Facts(host, cpus=size.cpus * share, memory=size.memory * share + settings.overhead)
         rank = slot.rank if slot else len(slots)
-        return Report(Tell.HELLO, lease.id, lease.attempt, rank, OLD_PILOT + host, 0, moment, facts=facts)
+        return Report(Tell.HELLO, lease.id, lease.attempt, rank, OLD_PILOT + host, 0, moment, facts=node)
     if slot is None or event == "test":
         return None
     who = (lease.id, lease.attempt, slot.rank, OLD_PILOT + host, slot.seq + 1)
@@ -88,7 +88,7 @@ class Notices:
         except (ValueError, BelljarError) as exc:
             return _no(str(exc))
         self._tell("old pilot", id=lease, host=host, said=event, why=text)
-        is_void = event == "reserved" and (case is None or any(one.do is Do.VOID for one in orders))
+        is_void = event == "reserved" and (case is None or any(order.do is Do.VOID for order in orders))
         return _no("nobody waits for this pilot") if is_void else Answer(200, b"OK\n", (), "OK")
 
 

@@ -33,9 +33,9 @@ class Book:
         for statement in (*first, *schema(number)):
             self._execute(statement, ())
         self._execute("INSERT INTO facts VALUES ('version', ?) ON CONFLICT (name) DO NOTHING", (str(VERSION),))
-        found = self._execute("SELECT value FROM facts WHERE name = ?", ("version",))[0][0]
-        if found != str(VERSION):
-            what = f"{place}: written by another version of belljar (tables {found}, this one has {VERSION})"
+        version = self._execute("SELECT value FROM facts WHERE name = ?", ("version",))[0][0]
+        if version != str(VERSION):
+            what = f"{place}: written by another version of belljar (tables {version}, this one has {VERSION})"
             raise BadSetting(what, hint="Run the version that wrote it, or give another `lease.database`.")
 
     # -- values --------------------------------------------------------------------------------------------------------
@@ -70,27 +70,27 @@ class Book:
 
     def case(self, lease_id: str) -> Case | None:
         """All of one lease, which is locked. Machines are in the order of their indexes, slots in that of ranks."""
-        found = self.get(Lease, lease_id)
-        if found is None:
+        lease = self.get(Lease, lease_id)
+        if lease is None:
             return None
         self.lock(f"lease {lease_id}")
-        lease = self.get(Lease, lease_id) or found
-        instances = sorted(self.find(Instance, lease=lease_id), key=lambda one: one.index)
+        lease = self.get(Lease, lease_id) or lease
+        instances = sorted(self.find(Instance, lease=lease_id), key=lambda machine: machine.index)
         slots = sorted(self.find(Slot, lease=lease_id), key=lambda slot: (slot.attempt, slot.rank))
         return Case(lease, tuple(instances), tuple(slots))
 
     def save(self, before: Case | None, after: Case, now: float, report: Report | None = None) -> None:
         """What is new or has changed, with an event for each move. Raises ValueError for a move that no table allows."""
-        for old, one in _changed(before, after):
-            if old == one:
+        for old, new in _changed(before, after):
+            if old == new:
                 continue
-            if old is not None and old.id != one.id:
-                raise ValueError(f"{one.id} stands where {old.id} was")
-            if len(why := getattr(one, "why", "")) > LONGEST_WHY:
-                one = replace(one, why=why[:LONGEST_WHY])
-            self.put(one)
-            if old is None or old.state is not one.state:
-                self.add(_move(old, one, after.lease, now, report))
+            if old is not None and old.id != new.id:
+                raise ValueError(f"{new.id} stands where {old.id} was")
+            if len(why := getattr(new, "why", "")) > LONGEST_WHY:
+                new = replace(new, why=why[:LONGEST_WHY])
+            self.put(new)
+            if old is None or old.state is not new.state:
+                self.add(_move(old, new, after.lease, now, report))
 
     # -- events --------------------------------------------------------------------------------------------------------
 
@@ -110,14 +110,14 @@ class Book:
         """Of machines that live, and of those that ended *since* then."""
         live = "SELECT COUNT(*), COALESCE(SUM(reserved), 0) FROM instances WHERE owner = ? AND live = 1"
         used = "SELECT COALESCE(SUM(used), 0) FROM instances WHERE owner = ? AND live = 0 AND ended >= ?"
-        found = (*self._execute(live, (owner,))[0], *self._execute(used, (owner, since))[0])
-        return Sums(*map(int, found))
+        sums = (*self._execute(live, (owner,))[0], *self._execute(used, (owner, since))[0])
+        return Sums(*map(int, sums))
 
     def machines(self, owner: str, since: float) -> list[Instance]:
         """For an owner, or everybody: those that live, and those that ended *since* then, by creation."""
         where = "(owner = ? OR ? = '') AND (live = 1 OR ended >= ?)"
-        found = self._values(Instance, f"FROM instances WHERE {where}", owner, owner, since)
-        return sorted(found, key=lambda one: (one.created, one.lease, one.index))
+        machines = self._values(Instance, f"FROM instances WHERE {where}", owner, owner, since)
+        return sorted(machines, key=lambda machine: (machine.created, machine.lease, machine.index))
 
     def forget_consoles(self, ended_before: float) -> None:
         """Drop those of machines that ended before then, and are not shown any more."""

@@ -76,14 +76,14 @@ class Postgres:
         if self._closed.is_set():
             raise RecordsLost(f"{WHAT} was closed")
         try:
-            found = self._free.pop()
+            connection = self._free.pop()
         except IndexError:
-            found = self._library.connect(self._address, autocommit=True, connect_timeout=CONNECT)
+            connection = self._library.connect(self._address, autocommit=True, connect_timeout=CONNECT)
         try:
-            yield found
+            yield connection
         finally:
-            if not found.closed:
-                self._free.append(found)
+            if not connection.closed:
+                self._free.append(connection)
             if self._closed.is_set():
                 self._close_free()
 

@@ -45,10 +45,10 @@ TABLES: dict[type, Table] = {
     Instance: Table(
         "instances",
         _plain("lease", "owner", "slot") | LIVE | {
-            "ended": (REAL, lambda one: one.ended or 0.0),
-            "cores": (WHOLE, lambda one: one.size.cpus),
-            "reserved": (WHOLE, lambda one: one.size.cpus * -int(-one.seconds // 1) if one.is_live else 0),
-            "used": (WHOLE, lambda one: one.size.cpus * one.charged),
+            "ended": (REAL, lambda machine: machine.ended or 0.0),
+            "cores": (WHOLE, lambda machine: machine.size.cpus),
+            "reserved": (WHOLE, lambda machine: machine.size.cpus * -int(-machine.seconds // 1) if machine.is_live else 0),
+            "used": (WHOLE, lambda machine: machine.size.cpus * machine.charged),
         },
         ("lease", "owner", "slot"),
     ),

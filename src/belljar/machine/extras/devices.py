@@ -42,7 +42,7 @@ class Devices(Extra):
         self._life = life
         lock_memory(life.request.machine.memory)
         await in_thread(self._take, undo=lambda _: self.release())
-        return replace(there, devices=tuple(HostDevice(it.address, it.windows) for it in self._devices))
+        return replace(there, devices=tuple(HostDevice(device.address, device.windows) for device in self._devices))
 
     def _take(self) -> None:
         site, self._known = self._rules.devices(), read(self._rules.root)

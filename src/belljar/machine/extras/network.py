@@ -45,7 +45,7 @@ class Network(Extra):
         self._joined = joined = await self._networks.join(
             machine.network, machine.network_name, life.request.id,
             uid=os.geteuid() if account is None else account.uid, intend=life.record.intend,
-            answers=there.answers, allow=machine.allow, secret=tuple(host for it in machine.secrets for host in it.hosts),
+            answers=there.answers, allow=machine.allow, secret=tuple(host for secret in machine.secrets for host in secret.hosts),
         )  # fmt: skip
         link = joined.link
         if link.egress is not None and link.egress.ports:

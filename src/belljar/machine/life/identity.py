@@ -32,8 +32,8 @@ async def prove(guest: Guest, identity: Identity, link: Link, life: Lifecycle, *
         except GuestRefused as error:
             hint = "Put our agent and ssh-keygen into the image, or add `--start cold`."
             raise PlugRefused(f"the clone's ssh server has its template's keys: {error.message}", hint=hint) from error
-    told = {"hostname": proof.hostname, "machine_id": proof.machine_id, "mac": proof.mac}
-    life.prove(identity, proof.sample, **told, skew=round(proof.clock_skew, 6))
+    proved = {"hostname": proof.hostname, "machine_id": proof.machine_id, "mac": proof.mac}
+    life.prove(identity, proof.sample, **proved, skew=round(proof.clock_skew, 6))
 
 
 def new_identity(id: str, link: Link) -> Identity:

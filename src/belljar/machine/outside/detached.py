@@ -95,15 +95,15 @@ def command() -> list[str]:
 
 def _answers(keeper: subprocess.Popen[bytes], count: int, patience: float) -> list[dict[str, Any]]:
     assert keeper.stdout is not None
-    poller, told = select.poll(), b""
+    poller, output = select.poll(), b""
     poller.register(keeper.stdout, select.POLLIN)
-    while told.count(b"\n") < count:
+    while output.count(b"\n") < count:
         if not poller.poll(patience * 1000):
             raise HostError(f"waited {patience:g} s for a keeper to claim its machine", hint="Look at `belljar ps`.")
         if not (part := os.read(keeper.stdout.fileno(), LONGEST_ANSWER)):
             break
-        told += part
-    lines = told.splitlines()
+        output += part
+    lines = output.splitlines()
     return [_read(line) for line in lines + [b""] * (count - len(lines))]
 
 

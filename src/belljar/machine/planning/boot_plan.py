@@ -240,9 +240,9 @@ class Planner:
 
 def has_usual_way(request: Request, image: Image) -> bool:
     """Is this a machine like most: belljar's ramdisk, in an image that has all it needs?"""
-    facts, is_free = image.facts, request.machine.context in (Context.AUTO, Context.RAMDISK)
-    has_all = image.kernel is not None and bool(facts.get("agent_in_initrd"))
-    return is_free and not facts.get("context") and request.work.has_agent and has_all
+    properties, is_free = image.facts, request.machine.context in (Context.AUTO, Context.RAMDISK)
+    has_all = image.kernel is not None and bool(properties.get("agent_in_initrd"))
+    return is_free and not properties.get("context") and request.work.has_agent and has_all
 
 
 def awaited_line(work: Work) -> bytes:

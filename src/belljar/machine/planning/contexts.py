@@ -80,15 +80,15 @@ def patient(files: BootFiles, image: Image) -> BootFiles:
     return replace(files, append=f"{files.append} {PATIENCE}") if is_systemd else files
 
 
-def means_of(facts: Mapping[str, Any], has_kernel: bool) -> Means:
+def means_of(properties: Mapping[str, Any], has_kernel: bool) -> Means:
     """What is known of an image, in the words of `choose`."""
-    own = facts.get("context") or Context.AUTO.value
+    own = properties.get("context") or Context.AUTO.value
     return Means(
-        ramdisk=has_kernel and bool(facts.get("agent_in_initrd")),
-        init=str(facts.get("init_system") or ""),
-        cloud_init=bool(facts.get("cloud_init")),
-        agent=bool(facts.get("agent")),
-        is_known="cloud_init" in facts,  # the least an import tells of a root it has looked into
+        ramdisk=has_kernel and bool(properties.get("agent_in_initrd")),
+        init=str(properties.get("init_system") or ""),
+        cloud_init=bool(properties.get("cloud_init")),
+        agent=bool(properties.get("agent")),
+        is_known="cloud_init" in properties,  # the least an import tells of a root it has looked into
         own=Context(own) if own in {each.value for each in Context} else Context.AUTO,
     )
 

@@ -44,7 +44,7 @@ LONGEST_REASON = 1000
 def in_base_frame(spec: DomainSpec, image: Image, templates: Templates, *, has_own_init: bool) -> DomainSpec | None:
     """The machine as a clone of its image's base template; None where there is none of any use to it."""
     if (recipe := image.recipe) is not None:  # always: to prepare it again for each size would be dear
-        facts: dict[str, Any] = {"cpus": recipe.cpus}
+        changes: dict[str, Any] = {"cpus": recipe.cpus}
         memory = recipe.memory
     else:
         # Under a limit on what a process could use (`ulimit -v`, `-d`) whole blocks of memory may be too much.
@@ -54,9 +54,9 @@ def in_base_frame(spec: DomainSpec, image: Image, templates: Templates, *, has_o
         enough = max(BASE_MEMORY, image.facts.get("least_memory", 0))
         memory = max(CAREFUL_MEMORY, enough) if has_own_init else enough
         # An init of the image's own looks after the cards that it finds when it boots.
-        facts = {"has_card": has_own_init, "held": memory - enough}
+        changes = {"has_card": has_own_init, "held": memory - enough}
     frame = templates.frame(spec, memory=memory, disk=image.virtual_size)
-    return None if frame is None else replace(spec, frame=replace(frame, **facts))
+    return None if frame is None else replace(spec, frame=replace(frame, **changes))
 
 
 async def make_template(

@@ -190,7 +190,7 @@ class SlurmPool(pool.Pool):
     def joining(self, member: pool.Member, conf_file: Path, text: bytes) -> pool.Joining:
         """The settings lie where they lie on the host: users' jobs may have SLURM_CONF from there."""
         known, addresses = member.hosts.split(), heads(text.decode("utf-8", "replace"), ()).items()
-        resolved = (f"{it} {name}" for name, it in addresses if name not in (*known, it) and it[:4] not in ("", "127."))
+        resolved = (f"{ip} {name}" for name, ip in addresses if name not in (*known, ip) and ip[:4] not in ("", "127."))
         conf = f"CPUs={member.cpus} RealMemory={member.memory // MIB} Feature={','.join(member.features)}"
         env = {
             "HOSTS": "\n".join((member.hosts, *resolved)), "CONF": "" if member.is_known else conf, "JOB_ID": member.job,

@@ -44,9 +44,9 @@ class Machines:
 
     def living(self) -> list[Living]:
         """All machines of this factory that have not ended, those that are starting too."""
-        ours = (self._space.name, self._space.factory)
-        found = ((one.view, one.view.labels) for one in api.machines())
-        return [living_of(*one) for one in found if (one[1].get("space"), one[1].get("factory")) == ours]
+        ours = {"space": self._space.name, "factory": self._space.factory}.items()
+        views = ((machine.view, machine.view.labels) for machine in api.machines())
+        return [living_of(view, labels) for view, labels in views if ours <= labels.items()]
 
     async def start(self, request: Request) -> None:
         """Returns when the machine is claimed, and lives on its own. Raises BelljarError."""
@@ -111,10 +111,10 @@ ENVIRONMENT = ((b"HOME", b"/root"), (b"PATH", b"/usr/local/sbin:/usr/local/bin:/
 
 def labels_of(space: Space, kind: MachineType, order: Living) -> dict[str, str]:
     """What accounting, neighbours and a restarted factory must know of it, as it is today."""
-    facts = {
+    labels = {
         "space": space.name, "factory": space.factory, "machinetype": kind.name, "slot": str(order.slot),
         "ends": f"{order.ends:.0f}", "fizzle": f"{kind.fizzle:g}", "wall_limit": f"{kind.max_wallclock:.0f}",
         "site": space.site, "fqan": kind.fqan, "hs06": f"{space.hs06:g}" if space.hs06 else "",
         "hepscore": f"{space.hepscore:g}" if space.hepscore else "", "pipe": kind.pipe,
     }  # fmt: skip
-    return {name: text for name, text in facts.items() if text}
+    return {name: text for name, text in labels.items() if text}

@@ -77,12 +77,12 @@ def renew(kind: MachineType, folder: Path, now: float, until: float) -> bool:
 
 def credentials(kind: MachineType, now: float, until: float) -> Mapping[str, bytes]:
     """A new proxy and the present token, of a type that has them: for a new machine, and again while it lives. Raises NoCredentials."""
-    found = {}
+    files = {}
     if kind.proxy:
-        found[PROXY] = limited_proxy(load_source(kind.proxy), now=now, until=until, key=kind.proxy_key)
+        files[PROXY] = limited_proxy(load_source(kind.proxy), now=now, until=until, key=kind.proxy_key)
     if kind.token_file is not None:
-        found[TOKEN] = load_token(kind.token_file)
-    return found
+        files[TOKEN] = load_token(kind.token_file)
+    return files
 
 
 def _template(kind: MachineType, fetch: Fetch) -> bytes:

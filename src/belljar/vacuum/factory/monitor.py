@@ -58,7 +58,7 @@ def _line(text: str) -> str:
 def metrics(factory: Factory, types: Iterable[TypeStatus], packets: Mapping[str, int]) -> Iterator[Metric]:
     """Each metric with its values, also for another thread. Counters count from the start of the factory."""
     status, verdicts = factory.status, factory.decision.verdicts if factory.decision else ()
-    words = {(one.machinetype, one.reason.value): 1 for one in verdicts}
+    words = {(verdict.machinetype, verdict.reason.value): 1 for verdict in verdicts}
     for name, text, labels, values in (
         ("processors", "Processors that machines may have", "", status.most_processors),
         ("processors_used", "Processors of living machines", "", status.processors),
@@ -70,9 +70,9 @@ def metrics(factory: Factory, types: Iterable[TypeStatus], packets: Mapping[str,
         ("silent_factories", "Factories that did not answer the last time", "", len(status.silent)),
         ("start_failing", "1: a type failed on this host, and waits here", "", bool(status.error)),
         ("settings_refused", "1: the settings files are not obeyed as they are", "", bool(status.settings_error)),
-        ("type_machines", "Living machines of a type on this factory", "machinetype", {one.machinetype: one.running_machines for one in types}),
-        ("type_hs06", "HS06 of the living machines of a type on this factory", "machinetype", {one.machinetype: one.running_hs06 for one in types}),
-        ("type_share", "Target share of a type", "machinetype", {one.name: one.share for one in factory.space.types}),
+        ("type_machines", "Living machines of a type on this factory", "machinetype", {kind.machinetype: kind.running_machines for kind in types}),
+        ("type_hs06", "HS06 of the living machines of a type on this factory", "machinetype", {kind.machinetype: kind.running_hs06 for kind in types}),
+        ("type_share", "Target share of a type", "machinetype", {kind.name: kind.share for kind in factory.space.types}),
         ("type_verdict", "1 for how a type stands", "machinetype verdict", words),
         ("machines_started", "Machines started", "machinetype", dict(factory.started)),
         ("machines_ended", "Machines ended, by their message", "machinetype message", dict(factory.ended)),
@@ -80,5 +80,5 @@ def metrics(factory: Factory, types: Iterable[TypeStatus], packets: Mapping[str,
         ("packets", "Packets received, by what became of them", "result", dict(packets)),
     ):  # fmt: skip
         by = values if isinstance(values, Mapping) else {(): values}
-        found = {(status.space, *((key,) if isinstance(key, str) else key)): float(value) for key, value in by.items()}
-        yield Metric(f"belljar_vacuum_{name}", text, ("space", *labels.split()), found, name in ONLY_GROW)
+        series = {(status.space, *((key,) if isinstance(key, str) else key)): float(value) for key, value in by.items()}
+        yield Metric(f"belljar_vacuum_{name}", text, ("space", *labels.split()), series, name in ONLY_GROW)

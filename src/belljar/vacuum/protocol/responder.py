@@ -73,10 +73,10 @@ class Answering:
             self._made[kind] = bodies(kind, snapshot, moment)
         return self._made[kind]
 
-    def _refuse(self, sender: Sender, host: str, why: Why, now: float, **facts: Any) -> None:
+    def _refuse(self, sender: Sender, host: str, why: Why, now: float, **details: Any) -> None:
         self.counts[why.value] += 1
         if count := self._senders.refuse(sender, now):
-            self._tell("query refused", sender=host, why=why.value, refused=count, **facts)
+            self._tell("query refused", sender=host, why=why.value, refused=count, **details)
 
 
 @asynccontextmanager

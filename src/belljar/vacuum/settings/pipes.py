@@ -26,10 +26,10 @@ SUFFIX = re.compile(r"[a-z0-9]([a-z0-9-]{0,39}[a-z0-9])?")
 
 def with_pipes(space: Space, copies: Mapping[str, Copy]) -> tuple[Space, tuple[Mistake, ...]]:
     """The space with the machinetypes of its pipes, by their names, and what of the documents was not taken."""
-    types, notes = {one.name: one for one in space.types}, list[Mistake]()
+    types, notes = {kind.name: kind for kind in space.types}, list[Mistake]()
     for pipe in space.pipes:
         copy = copies.get(pipe.name, Copy())
-        types |= {one.name: one for one in machinetypes(pipe, copy.document or {}, space, notes)}
+        types |= {kind.name: kind for kind in machinetypes(pipe, copy.document or {}, space, notes)}
     return replace(space, types=tuple(types.values())), tuple(notes)
 
 
@@ -46,10 +46,10 @@ def machinetypes(pipe: Pipe, document: Mapping[str, Any], space: Space, notes: l
         given["share"] = pipe.share * shares[name] / total if total else 0.0
         for stronger in (pipe.given, dict(pipe.own).get(name, ())):
             given = overlaid(given, dict(stronger))
-        one = machinetype(name, given, space, pipe.name)
-        wrong = [Mistake(pipe.url, f"{name}.{key}", what, "it is left out") for key, what, _ in wrong_type(one)]
+        kind = machinetype(name, given, space, pipe.name)
+        wrong = [Mistake(pipe.url, f"{name}.{key}", what, "it is left out") for key, what, _ in wrong_type(kind)]
         notes += wrong
-        made += [] if wrong else [one]
+        made += [] if wrong else [kind]
     return made
 
 
@@ -91,7 +91,7 @@ def _given(pipe: Pipe, name: str, entry: Mapping[str, Any], notes: list[Mistake]
     values = {key: Value(value, pipe.url) for key, value in raw.items()}
     given = converted(f"machinetype.{name}", values, keys("machinetype"), mistakes)
     mistakes += (Mistake(pipe.url, f"{name}.{option[:60]}", why) for option, why in wrong)
-    notes += (replace(one, key=one.key.removeprefix("machinetype."), hint="it is left out") for one in mistakes)
+    notes += (replace(note, key=note.key.removeprefix("machinetype."), hint="it is left out") for note in mistakes)
     return None if mistakes else given
 
 

@@ -57,7 +57,7 @@ def facts_of(job, image, config):
     """What the wrapper cannot know by itself."""
     cpus = [int(number) for number in here(job, "ncpus") if number.isdigit()]
     memory = [size(text) for text in here(job, "mem")]
-    facts = {
+    attributes = {
         "image": image,
         "queue": str(job.queue.name) if job.queue else "",
         "cpus": sum(cpus),
@@ -68,7 +68,7 @@ def facts_of(job, image, config):
         "grace": whole(job.job_kill_delay),
         "note": os.path.join(folder_of(job, config), "note"),
     }
-    return dict((name, value) for name, value in facts.items() if value)
+    return dict((name, value) for name, value in attributes.items() if value)
 
 
 def whole(value):
@@ -102,12 +102,12 @@ def launch(event, config):
         job.run_count = int(job.run_count) - 1  # this start does not count
         job.rerun()
         event.reject("belljar: not started: the server would queue it again, however it ended; next time it will not")
-    facts, program = facts_of(job, image, config), str(event.progname)
+    attributes, program = facts_of(job, image, config), str(event.progname)
     words = [str(word) for word in event.argv]
     if not job.executable:
-        facts["script"] = True
+        attributes["script"] = True
         words = ["-" + os.path.basename(program), *words[1:]]
-    text = json.dumps(facts, separators=(",", ":"), sort_keys=True).replace(" ", "\\u0020")
+    text = json.dumps(attributes, separators=(",", ":"), sort_keys=True).replace(" ", "\\u0020")
     event.progname = config["wrapper"]
     event.argv[:] = [os.path.basename(config["wrapper"]), "--facts=" + text, "--", program, *words]
 

@@ -35,19 +35,19 @@ class OpenPbs(common.Pbs):
 
     def read(self, here: Surroundings) -> Job:
         ident, aliases = common.job_id(here)
-        facts = _facts(here)
+        attributes = _facts(here)
         program, *argv = here.argv
-        line = here.stdin() if facts.get("script") is True and not common.is_interactive(here) else None
+        line = here.stdin() if attributes.get("script") is True and not common.is_interactive(here) else None
         command = Command(program, tuple(argv) or (common.login_name(program),), line)
-        wall = _number(facts, "wall")
+        wall = _number(attributes, "wall")
         return Job(
             system=self.name, id=ident, aliases=aliases, name=here.var("PBS_JOBNAME"),
-            queue=_text(facts, "queue") or here.var("PBS_QUEUE"), image=_text(facts, "image"), native=command, inside=command,
-            script=(common.spooled(line) or b"") if line is not None else b"", cpus=_number(facts, "cpus"), memory=_number(facts, "memory"),
-            disk=_number(facts, "disk"), wall=float(wall) if wall else None,
-            started_before=max((_number(facts, "runs") or 1) - 1, 0), lingers=True, keeps_output=True,
-            grace=max(float(_number(facts, "grace") or KILL_DELAY) - 2, LEAST_GRACE), staged=common.staged(here),
-            answer=_text(facts, "note").encode("utf-8", "surrogateescape"),
+            queue=_text(attributes, "queue") or here.var("PBS_QUEUE"), image=_text(attributes, "image"), native=command, inside=command,
+            script=(common.spooled(line) or b"") if line is not None else b"", cpus=_number(attributes, "cpus"), memory=_number(attributes, "memory"),
+            disk=_number(attributes, "disk"), wall=float(wall) if wall else None,
+            started_before=max((_number(attributes, "runs") or 1) - 1, 0), lingers=True, keeps_output=True,
+            grace=max(float(_number(attributes, "grace") or KILL_DELAY) - 2, LEAST_GRACE), staged=common.staged(here),
+            answer=_text(attributes, "note").encode("utf-8", "surrogateescape"),
         )  # fmt: skip
 
     def again(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
@@ -77,20 +77,20 @@ DIALECT = OpenPbs()
 def _facts(here: Surroundings) -> dict[str, Any]:
     """What the hook wrote down of the job. Raises NotInAJob."""
     try:
-        facts = json.loads(here.options.get("facts", ""))
+        attributes = json.loads(here.options.get("facts", ""))
     except (ValueError, RecursionError):
-        facts = None
-    if not isinstance(facts, dict) or not here.argv:
+        attributes = None
+    if not isinstance(attributes, dict) or not here.argv:
         hint = "`belljar batch check openpbs` tells whether the hooks are in place."
         raise NotInAJob("no `--facts=` of the launch hook and no command: pbs_mom did not start this", hint=hint)
-    return facts
+    return attributes
 
 
-def _text(facts: dict[str, Any], name: str) -> str:
-    value = facts.get(name)
+def _text(attributes: dict[str, Any], name: str) -> str:
+    value = attributes.get(name)
     return value if isinstance(value, str) else ""
 
 
-def _number(facts: dict[str, Any], name: str) -> int | None:
-    value = facts.get(name)
+def _number(attributes: dict[str, Any], name: str) -> int | None:
+    value = attributes.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 60 else None

@@ -57,9 +57,9 @@ DAY = 86400.0
 UNREADABLE = (BelljarError, ValueError, KeyError, TypeError, OSError)  # what a manifest that makes no sense raises
 
 
-def key_of(facts: Mapping[str, Any]) -> str:
-    """The name of the template that has exactly these facts."""
-    text = json.dumps({"format": FORMAT, **facts}, sort_keys=True, separators=(",", ":"))
+def key_of(properties: Mapping[str, Any]) -> str:
+    """The name of the template that has exactly these properties."""
+    text = json.dumps({"format": FORMAT, **properties}, sort_keys=True, separators=(",", ":"))
     return sha256(text.encode()).hexdigest()[:20]
 
 
@@ -95,9 +95,9 @@ class TemplateStore:
         with suppress(*UNREADABLE):
             check_ours(folder)
             manifest = read_json(folder / MANIFEST)
-            if manifest["key"] == key == key_of(facts := manifest["facts"]):
+            if manifest["key"] == key == key_of(properties := manifest["facts"]):
                 size = sum(os.lstat(folder / name).st_blocks * 512 for name in manifest["files"])
-                return Template(key, folder, size, float(manifest["created"]), facts, frozenset(manifest["grows"]))
+                return Template(key, folder, size, float(manifest["created"]), properties, frozenset(manifest["grows"]))
         return None
 
     def changes(self, template: Template) -> list[str]:
@@ -141,7 +141,7 @@ class TemplateStore:
         return draft
 
     def publish(
-        self, key: str, facts: Mapping[str, Any], created: float, *, grows: Set[str] = frozenset(), ram_is_read: bool,
+        self, key: str, properties: Mapping[str, Any], created: float, *, grows: Set[str] = frozenset(), ram_is_read: bool,
         is_open: bool = False,
     ) -> Template:  # fmt: skip
         """The draft becomes the template. *is_open*: other users may read it."""
@@ -155,10 +155,10 @@ class TemplateStore:
                         os.fchmod(file.fileno(), 0o444)  # its folder is closed to others, as a rule
                     elif is_open:
                         os.fchmod(file.fileno(), 0o644)
-                    if "fork" not in facts:
+                    if "fork" not in properties:
                         os.fsync(file.fileno())
                     files[name] = identity(os.fstat(file.fileno()))
-            manifest = {"key": key, "created": created, "facts": facts, "files": files, "grows": sorted(grows)}
+            manifest = {"key": key, "created": created, "facts": properties, "files": files, "grows": sorted(grows)}
             write_whole(draft / MANIFEST, dumps(manifest), mode=0o644 if is_open else 0o600, durable=True)
             if is_open:
                 self.folder.chmod(0o755)

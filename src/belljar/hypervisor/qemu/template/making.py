@@ -56,14 +56,14 @@ async def freeze(domain: QemuDomain, state: Path, abilities: Abilities, *, timeo
 
 
 async def publish(
-    store: TemplateStore, facts: Mapping[str, Any], grows: Set[str], *, ram_is_read: bool, is_open: bool = False
+    store: TemplateStore, properties: Mapping[str, Any], grows: Set[str], *, ram_is_read: bool, is_open: bool = False
 ) -> Template:
     """Sync its files, and give the template its name."""
-    key = key_of(facts)  # its disk has the name that the folder will have
-    await create_overlay(store.draft(key) / CLONE, store.path(key).resolve() / DISK, facts["disk_size"])
-    publishing = partial(store.publish, key, facts, time.time(), grows=grows, ram_is_read=ram_is_read, is_open=is_open)
+    key = key_of(properties)  # its disk has the name that the folder will have
+    await create_overlay(store.draft(key) / CLONE, store.path(key).resolve() / DISK, properties["disk_size"])
+    finish = partial(store.publish, key, properties, time.time(), grows=grows, ram_is_read=ram_is_read, is_open=is_open)
     try:
-        return await wholly_in_thread(publishing)
+        return await wholly_in_thread(finish)
     except OSError as exc:
         raise TemplateError(f"the template could not be stored: {exc}") from exc
 
@@ -72,14 +72,14 @@ async def publish(
 
 # Mapped as they are where QEMU can read memory that it may not write, copied into the user's own store where it cannot.
 
-OWNER = "owner"  # the one fact in which templates of several users differ
+OWNER = "owner"  # the one property in which templates of several users differ
 
 
-def find_for_user(store: TemplateStore, facts: Mapping[str, Any]) -> Template | None:
-    """A template of the site with these facts, whoever its QEMU ran as, that is whole and can be read by us."""
+def find_for_user(store: TemplateStore, properties: Mapping[str, Any]) -> Template | None:
+    """A template of the site with these properties, whoever its QEMU ran as, that is whole and can be read by us."""
     with suppress(OSError):  # root's alone
         for template in store.all():
-            if template.grows and {**template.facts, OWNER: None} == {**facts, OWNER: None}:
+            if template.grows and {**template.facts, OWNER: None} == {**properties, OWNER: None}:
                 with suppress(BelljarError):
                     if store.find(template.key) and os.access(template.folder / RAM, os.R_OK):
                         return template

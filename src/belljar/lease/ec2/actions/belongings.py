@@ -52,22 +52,22 @@ def _checked(call: Call) -> Tags:
 
 def _kept(call: Call, public: str, fingerprint: str, tags: Tags) -> dict[str, Any]:
     owner, kind = call.owner.name, ssh_keys.kind_of(public)
-    one = KeyPair(new_id("key"), owner, call.asked["KeyName"], public, fingerprint, kind, call.now)
-    call.write(lambda book: belongings.add_key_pair(book, one, tags))
-    return {"KeyName": one.name, "KeyPairId": one.id, "KeyFingerprint": fingerprint, "Tags": shown(tags.items())}
+    pair = KeyPair(new_id("key"), owner, call.asked["KeyName"], public, fingerprint, kind, call.now)
+    call.write(lambda book: belongings.add_key_pair(book, pair, tags))
+    return {"KeyName": pair.name, "KeyPairId": pair.id, "KeyFingerprint": fingerprint, "Tags": shown(tags.items())}
 
 
 def describe(call: Call) -> Answer:
-    found, tags = _pairs(call), _tags(call)
+    pairs, tags = _pairs(call), _tags(call)
     for name, of in (("KeyNames", "name"), ("KeyPairIds", "id")):
         if call.asked.get(name):
-            found = call.of_names(name, {getattr(one, of): one for one in found}, f"{PAIR}.NotFound")
+            pairs = call.of_names(name, {getattr(pair, of): pair for pair in pairs}, f"{PAIR}.NotFound")
     return call.listing("KeyPairs", [
         {
-            "KeyPairId": one.id, "KeyName": one.name, "KeyFingerprint": one.fingerprint, "CreateTime": one.created,
-            "KeyType": ssh_keys.kind_of(one.public), "Tags": shown(tags[one.id].items()), "PublicKey": one.public if call.asked.get("IncludePublicKey") else None,
+            "KeyPairId": pair.id, "KeyName": pair.name, "KeyFingerprint": pair.fingerprint, "CreateTime": pair.created,
+            "KeyType": ssh_keys.kind_of(pair.public), "Tags": shown(tags[pair.id].items()), "PublicKey": pair.public if call.asked.get("IncludePublicKey") else None,
         }
-        for one in found
+        for pair in pairs
     ], "KeyName")  # fmt: skip
 
 
@@ -76,9 +76,9 @@ def delete(call: Call) -> Answer:
     name, id = call.asked.get("KeyName"), call.asked.get("KeyPairId")
     if not name and not id:
         raise Refused("MissingParameter", "The request must contain the parameter KeyName or KeyPairId")
-    found = [one for one in _pairs(call) if name in (None, "", one.name) and id in (None, "", one.id)]
-    call.write(lambda book: belongings.remove_key_pairs(book, call.owner.name, *(one.name for one in found)))
-    return {"Return": True, "KeyPairId": found[0].id if found else id}
+    pairs = [pair for pair in _pairs(call) if name in (None, "", pair.name) and id in (None, "", pair.id)]
+    call.write(lambda book: belongings.remove_key_pairs(book, call.owner.name, *(pair.name for pair in pairs)))
+    return {"Return": True, "KeyPairId": pairs[0].id if pairs else id}
 
 
 def _pairs(call: Call) -> list[KeyPair]:
@@ -90,46 +90,46 @@ def _pairs(call: Call) -> list[KeyPair]:
 
 def _tags(call: Call) -> dict[str, Tags]:
     """By id of each machine and key pair of the owner's. The service's own are not among them: tools would take them off."""
-    found: dict[str, Tags] = {id: {} for id in (*call.office.machines(call.owner), *(one.id for one in _pairs(call)))}
+    tags: dict[str, Tags] = {id: {} for id in (*call.office.machines(call.owner), *(pair.id for pair in _pairs(call)))}
     for tag in call.read(lambda book: book.find(Tag, owner=call.owner.name)):
-        if tag.resource in found:
-            found[tag.resource][tag.key] = tag.value
-    return found
+        if tag.resource in tags:
+            tags[tag.resource][tag.key] = tag.value
+    return tags
 
 
 def _resources(call: Call) -> list[str]:
     """Ids of those that are named, which are all there."""
     known, ids = _tags(call), call.asked["Resources"]
-    for one in ids:
-        if not re.fullmatch(rf"({'|'.join(KINDS)})-{HEX_ID}", one):
-            raise Refused("InvalidID", f"The ID '{one[:60]}' is not valid: instances and key pairs have tags here")
-        if one not in known:
-            raise Refused(f"{KINDS[one.partition('-')[0]][1]}.NotFound", f"{one} does not exist")
+    for id in ids:
+        if not re.fullmatch(rf"({'|'.join(KINDS)})-{HEX_ID}", id):
+            raise Refused("InvalidID", f"The ID '{id[:60]}' is not valid: instances and key pairs have tags here")
+        if id not in known:
+            raise Refused(f"{KINDS[id.partition('-')[0]][1]}.NotFound", f"{id} does not exist")
     return list(ids)
 
 
 def tag(call: Call) -> Answer:
-    tags, found = tags_of(call.asked["Tags"]), _resources(call)
+    tags, ids = tags_of(call.asked["Tags"]), _resources(call)
     if DURATION in tags:
         how = "is given when instances are launched; `belljar lease extend` changes it"
         raise Refused("InvalidParameterValue", f"{DURATION} {how}")
-    call.write(lambda book: belongings.tag(book, call.owner.name, found, tags))
+    call.write(lambda book: belongings.tag(book, call.owner.name, ids, tags))
     return {}
 
 
 def untag(call: Call) -> Answer:
     """Without tags, all; with a key alone, whatever its value."""
-    found, given = _resources(call), call.asked.get("Tags") or ()
+    ids, given = _resources(call), call.asked.get("Tags") or ()
     tags_of(given)
     taken = {tag["Key"]: tag.get("Value") for tag in given}
-    call.write(lambda book: belongings.untag(book, call.owner.name, found, taken))
+    call.write(lambda book: belongings.untag(book, call.owner.name, ids, taken))
     return {}
 
 
 def describe_tags(call: Call) -> Answer:
     rows = [
-        {"ResourceId": one, "ResourceType": KINDS[one.partition("-")[0]][0], "Key": key, "Value": value}
-        for one, tags in _tags(call).items() for key, value in tags.items()
+        {"ResourceId": id, "ResourceType": KINDS[id.partition("-")[0]][0], "Key": key, "Value": value}
+        for id, tags in _tags(call).items() for key, value in tags.items()
     ]  # fmt: skip
     return call.listing("Tags", rows, "ResourceId", "ResourceType", "Key", "Value")
 

@@ -51,7 +51,7 @@ UNLESS: dict[str, Callable[[Any], bool]] = {
 # https://en.wikipedia.org/wiki/ISO_8601#Durations, as far as it says seconds.
 ISO = re.compile(r"P(?:(\d{1,4})D)?(?:T(?:(\d{1,5})H)?(?:(\d{1,6})M)?(?:(\d{1,8})S)?)?")
 UNITS = (86400, 3600, 60, 1)
-ROOTS = ("/dev/sda", "/dev/sda1", "/dev/xvda")  # what others call the root disk
+ROOTS = (DISK, "/dev/sda", "/dev/sda1", "/dev/xvda")  # what it is called, here and elsewhere
 VOLUME = {"VolumeSize", "VolumeType", "DeleteOnTermination", "Iops", "Throughput", "Encrypted"}
 LARGEST_DISK = 65536  # GiB
 METADATA = {
@@ -68,11 +68,11 @@ def run(call: Call) -> Answer:
     least, most = call.asked["MinCount"], call.asked["MaxCount"]
     if not 1 <= least <= most:
         raise Refused("InvalidParameterValue", f"MinCount and MaxCount: 1 <= {least} <= {most} does not hold")
-    wanted = _wanted(call, call.asked, least, most)
-    lease, machines = call.office.leases.run(call.owner, wanted, lambda book, lease: call.check_dry())
+    terms = _wanted(call, call.asked, least, most)
+    lease, machines = call.office.leases.run(call.owner, terms, lambda book, lease: call.check_dry())
     call.check_dry()  # the token may belong to an earlier request
     call.office.wake()
-    return reservation(call, lease.id, [instance(call, Shown(one, lease, None, wanted.tags)) for one in machines])
+    return reservation(call, lease.id, [instance(call, Shown(machine, lease, tags=terms.tags)) for machine in machines])
 
 
 def _wanted(call: Call, asked: Mapping[str, Any], least: int, most: int) -> Wanted:
@@ -87,8 +87,8 @@ def _wanted(call: Call, asked: Mapping[str, Any], least: int, most: int) -> Want
         zone = (asked.get("Placement") or {}).get(name)
         if zone not in (None, "", call.office.settings.zone):
             raise Refused("InvalidParameterValue", f"Invalid availability zone: [{zone[:60]}]")
-    for one in (asked, *(asked.get("NetworkInterfaces") or ())):
-        replace(call, asked=one).of_names("SubnetId", {SUBNET: SUBNET}, "InvalidSubnetID.NotFound")
+    for part in (asked, *(asked.get("NetworkInterfaces") or ())):
+        replace(call, asked=part).of_names("SubnetId", {SUBNET: SUBNET}, "InvalidSubnetID.NotFound")
     type_, size = _size(call, asked.get("InstanceType"))
     disk = _disk(asked.get("BlockDeviceMappings") or ()) or size.disk
     return Wanted(
@@ -121,19 +121,19 @@ def _image(call: Call, asked: str | None) -> str:
 
 
 def _size(call: Call, asked: str | None) -> tuple[str, Size]:
-    for name, one in call.office.types.items():
+    for name, size in call.office.types.items():
         if asked in (None, name):
-            return name, one
+            return name, size
     known = ", ".join(call.office.types)
     raise Refused("InvalidParameterValue", f"Invalid value '{str(asked)[:60]}' for InstanceType: one of {known}")
 
 
 def _disk(mappings: Sequence[Mapping[str, Any]]) -> int:
     """Bytes; 0: nothing is said. There is but the root disk, which ends with its machine and is not encrypted."""
-    mappings = [one for one in mappings if "NoDevice" not in one or one.get("DeviceName", DISK) in (DISK, *ROOTS)]
-    for one in mappings:
-        ebs = one.get("Ebs", {})
-        is_root = one.get("DeviceName", DISK) in (DISK, *ROOTS) and one.keys() <= {"DeviceName", "Ebs"}
+    mappings = [device for device in mappings if "NoDevice" not in device or device.get("DeviceName", DISK) in ROOTS]
+    for device in mappings:
+        ebs = device.get("Ebs", {})
+        is_root = device.get("DeviceName", DISK) in ROOTS and device.keys() <= {"DeviceName", "Ebs"}
         is_ours = ebs.keys() <= VOLUME and ebs.get("DeleteOnTermination", True) and not ebs.get("Encrypted")
         if not is_root or len(mappings) > 1 or not is_ours:
             raise Refused("UnsupportedOperation", "BlockDeviceMappings: there is the root disk, with an Ebs.VolumeSize")
@@ -156,26 +156,26 @@ def _user_data(text: str) -> bytes:
 # -- as they are -------------------------------------------------------------------------------------------------------
 
 
-def state(one: Instance) -> Answer:
-    code, name = EC2[one.state]
+def state(machine: Instance) -> Answer:
+    code, name = EC2[machine.state]
     return {"Code": code, "Name": name}
 
 
 def named(call: Call, name: str = "InstanceIds") -> list[Shown]:
     """The instances that an action names. Raises Refused where one is not there, or none is named."""
-    found: list[Shown] = call.of_ids(name, call.office.machines(call.owner), "i", CODE)
-    if not found:
+    machines: list[Shown] = call.of_ids(name, call.office.machines(call.owner), "i", CODE)
+    if not machines:
         raise Refused("MissingParameter", "The request must contain the parameter InstanceId")
-    return found
+    return machines
 
 
 def _page(call: Call, show: Callable[[Call, Shown], Answer], shape: Shape, *, running: bool = False) -> Page[Shown]:
     """The named ones, or all, as `Call.page`."""
     known = call.office.machines(call.owner)
     chosen = call.of_ids("InstanceIds", known, "i", CODE) or known.values()
-    chosen = [one for one in chosen if not running or one.instance.state is InstanceState.RUNNING]
-    place = lambda one: [one.lease.created, one.lease.id, one.instance.index]  # noqa: E731
-    also = {"reservation_id": lambda one: one.lease.id, "owner_id": lambda one: call.owner.name}
+    chosen = [machine for machine in chosen if not running or machine.instance.state is InstanceState.RUNNING]
+    place = lambda machine: [machine.lease.created, machine.lease.id, machine.instance.index]  # noqa: E731
+    also = {"reservation_id": lambda machine: machine.lease.id, "owner_id": lambda machine: call.owner.name}
     return call.page(chosen, place, partial(show, call), shape, ids="InstanceIds", **also)
 
 
@@ -183,34 +183,34 @@ def describe(call: Call) -> Answer:
     shape = model().output(call.action).members["Reservations"].member.members["Instances"].member
     page, after = _page(call, instance, shape)
     groups = groupby(page, lambda pair: pair[0].lease.id)
-    found = [reservation(call, lease, [answer for _, answer in group]) for lease, group in groups]
-    return {"Reservations": found, "NextToken": after}
+    reservations = [reservation(call, lease, [answer for _, answer in group]) for lease, group in groups]
+    return {"Reservations": reservations, "NextToken": after}
 
 
-def reservation(call: Call, lease: str, found: list[Answer]) -> Answer:
-    return {"ReservationId": lease, "OwnerId": call.owner.name, "Instances": found}
+def reservation(call: Call, lease: str, answers: list[Answer]) -> Answer:
+    return {"ReservationId": lease, "OwnerId": call.owner.name, "Instances": answers}
 
 
 def instance(call: Call, shown_: Shown) -> Answer:
-    one, of = shown_.instance, shown_.lease
-    why, zone = one.why or of.why, call.office.settings.zone
+    machine, lease = shown_.instance, shown_.lease
+    why, zone = machine.why or lease.why, call.office.settings.zone
     # Why it waits is the batch system's to say: EC2 has one code for it.
-    cause = "pending" if state(one)["Name"] == "pending" else one.cause.value if one.cause else ""
-    facts: dict[str, Any] = {
-        "InstanceId": one.id, "ImageId": image_id(of.wanted.image_of(one.index)), "InstanceType": of.wanted.type or OTHER, "State": state(one),
-        "AmiLaunchIndex": one.index, "LaunchTime": of.created, "Architecture": "x86_64", "Monitoring": {"State": "disabled"},
+    cause = "pending" if state(machine)["Name"] == "pending" else machine.cause.value if machine.cause else ""
+    answer: dict[str, Any] = {
+        "InstanceId": machine.id, "ImageId": image_id(lease.wanted.image_of(machine.index)), "InstanceType": lease.wanted.type or OTHER, "State": state(machine),
+        "AmiLaunchIndex": machine.index, "LaunchTime": lease.created, "Architecture": "x86_64", "Monitoring": {"State": "disabled"},
         "Placement": {"AvailabilityZone": zone, "AvailabilityZoneId": zone, "GroupName": "", "Tenancy": "default"},
         "PrivateDnsName": "", "PublicDnsName": "", "StateTransitionReason": why, "RootDeviceType": "instance-store",
-        "RootDeviceName": DISK, "VirtualizationType": "hvm", "EbsOptimized": False, "ClientToken": of.wanted.token,
-        "VpcId": VPC, "SubnetId": SUBNET, "SecurityGroups": [DEFAULT], "SourceDestCheck": True, "MetadataOptions": METADATA | dict(of.wanted.metadata),
-        "CpuOptions": {"CoreCount": one.size.cpus, "ThreadsPerCore": 1}, "Tags": tags(shown_),
+        "RootDeviceName": DISK, "VirtualizationType": "hvm", "EbsOptimized": False, "ClientToken": lease.wanted.token,
+        "VpcId": VPC, "SubnetId": SUBNET, "SecurityGroups": [DEFAULT], "SourceDestCheck": True, "MetadataOptions": METADATA | dict(lease.wanted.metadata),
+        "CpuOptions": {"CoreCount": machine.size.cpus, "ThreadsPerCore": 1}, "Tags": tags(shown_),
     }  # fmt: skip
     optional = {
-        "KeyName": of.wanted.key, "PrivateIpAddress": one.address, "PublicIpAddress": one.address if _is_public(one.address) else "",
-        "InstanceLifecycle": "spot" if of.wanted.preemptible else "",
+        "KeyName": lease.wanted.key, "PrivateIpAddress": machine.address, "PublicIpAddress": machine.address if _is_public(machine.address) else "",
+        "InstanceLifecycle": "spot" if lease.wanted.preemptible else "",
         "StateReason": {"Code": cause, "Message": why or cause} if cause else None,
     }  # fmt: skip
-    return facts | {name: value for name, value in optional.items() if value}
+    return answer | {name: value for name, value in optional.items() if value}
 
 
 def _is_public(address: str) -> bool:
@@ -219,49 +219,49 @@ def _is_public(address: str) -> bool:
     return False
 
 
-def tags(one: Shown) -> list[dict[str, str]]:
+def tags(machine: Shown) -> list[dict[str, str]]:
     """The owner's, and how its lease stands, which no owner sets."""
-    of, ends = one.lease, one.instance.deadline or one.lease.ends
-    facts = {
-        "state": of.state.value, "lrm-job": of.job, "node": one.slot.facts.host if one.slot else "",
-        "estimated-start": moment(of.expected) if of.expected else "", "ends-at": moment(ends) if ends else "",
+    lease, ends = machine.lease, machine.instance.deadline or machine.lease.ends
+    standing = {
+        "state": lease.state.value, "lrm-job": lease.job, "node": machine.slot.facts.host if machine.slot else "",
+        "estimated-start": moment(lease.expected) if lease.expected else "", "ends-at": moment(ends) if ends else "",
     }  # fmt: skip
-    return shown((*one.tags, *((f"lease:{name}", value) for name, value in facts.items() if value)))
+    return shown((*machine.tags, *((f"lease:{name}", value) for name, value in standing.items() if value)))
 
 
 def describe_status(call: Call) -> Answer:
     shape = model().output(call.action).members["InstanceStatuses"].member
     page, after = _page(call, _status, shape, running=not call.asked.get("IncludeAllInstances"))
-    return {"InstanceStatuses": [one for _, one in page], "NextToken": after}
+    return {"InstanceStatuses": [answer for _, answer in page], "NextToken": after}
 
 
 def _status(call: Call, shown_: Shown) -> Answer:
-    one, name = shown_.instance, state(shown_.instance)["Name"]
+    machine, name = shown_.instance, state(shown_.instance)["Name"]
     health = {"pending": "initializing", "running": "ok"}.get(name, "not-applicable")
     reach = {"ok": "passed", "initializing": "initializing"}.get(health)
     status = {"Status": health, "Details": [{"Name": "reachability", "Status": reach}] if reach else []}
-    ending = {"Code": "instance-retirement", "Description": "The lease ends", "NotBefore": one.deadline}
+    ending = {"Code": "instance-retirement", "Description": "The lease ends", "NotBefore": machine.deadline}
     return {
-        "InstanceId": one.id, "AvailabilityZone": call.office.settings.zone, "InstanceState": state(one),
-        "SystemStatus": status, "InstanceStatus": status, "Events": [ending] if one.deadline is not None and name == "running" else [],
+        "InstanceId": machine.id, "AvailabilityZone": call.office.settings.zone, "InstanceState": state(machine),
+        "SystemStatus": status, "InstanceStatus": status, "Events": [ending] if machine.deadline is not None and name == "running" else [],
     }  # fmt: skip
 
 
 def terminate(call: Call) -> Answer:
-    ids = [one.instance.id for one in named(call)]
+    ids = [machine.instance.id for machine in named(call)]
     call.check_dry()
     changes = call.office.leases.terminate(call.owner, ids)
     call.office.wake()
-    answers = [{"InstanceId": one.id, "PreviousState": state(was), "CurrentState": state(one)} for was, one in changes]
+    answers = [{"InstanceId": now.id, "PreviousState": state(was), "CurrentState": state(now)} for was, now in changes]
     return {"TerminatingInstances": answers}
 
 
 def reboot(call: Call) -> Answer:
-    ids = [one.instance.id for one in named(call)]
+    ids = [machine.instance.id for machine in named(call)]
     orders = call.office.leases.reboot(call.owner, ids)
     call.check_dry()
-    for slot, one in orders:
-        call.office.order(slot, one)
+    for slot, order in orders:
+        call.office.order(slot, order)
     return {}
 
 
@@ -273,39 +273,39 @@ def unsupported(call: Call) -> Answer:
 
 def console(call: Call) -> Answer:
     """As it was last sent. A machine that runs is asked for more, for the next time, or for now where that is wanted or there is none."""
-    (one,) = named(call, "InstanceId")
+    (machine,) = named(call, "InstanceId")
     call.check_dry()
-    kept = partial(belongings.console, owner=call.owner.name, id=one.instance.id)
-    found = call.read(kept)
-    if one.slot is not None and one.instance.is_live:
-        if call.asked.get("Latest") or not found.text:
-            call.office.console(one.slot.id, one.instance.id)
-            found = call.read(kept)
+    kept = partial(belongings.console, owner=call.owner.name, id=machine.instance.id)
+    console = call.read(kept)
+    if machine.slot is not None and machine.instance.is_live:
+        if call.asked.get("Latest") or not console.text:
+            call.office.console(machine.slot.id, machine.instance.id)
+            console = call.read(kept)
         else:
-            call.office.order(one.slot.id, Order(Do.CONSOLE, one.instance.id))
-    text = base64.b64encode(found.text).decode()
-    return {"InstanceId": one.instance.id, "Timestamp": found.at or call.now, "Output": text}
+            call.office.order(machine.slot.id, Order(Do.CONSOLE, machine.instance.id))
+    text = base64.b64encode(console.text).decode()
+    return {"InstanceId": machine.instance.id, "Timestamp": console.at or call.now, "Output": text}
 
 
 def password(call: Call) -> Answer:
     """None: that is for Windows."""
-    (one,) = named(call, "InstanceId")
-    return {"InstanceId": one.instance.id, "Timestamp": call.now, "PasswordData": ""}
+    (machine,) = named(call, "InstanceId")
+    return {"InstanceId": machine.instance.id, "Timestamp": call.now, "PasswordData": ""}
 
 
 def describe_attribute(call: Call) -> Answer:
-    (one,), name = named(call, "InstanceId"), call.asked["Attribute"]
-    facts: dict[str, Any] = {
-        "instanceType": one.lease.wanted.type or OTHER, "disableApiTermination": False, "disableApiStop": False, "rootDeviceName": DISK, "ebsOptimized": False,
-        "instanceInitiatedShutdownBehavior": "terminate", "userData": base64.b64encode(one.lease.wanted.user_data).decode() or None,
+    (machine,), name = named(call, "InstanceId"), call.asked["Attribute"]
+    attributes: dict[str, Any] = {
+        "instanceType": machine.lease.wanted.type or OTHER, "disableApiTermination": False, "disableApiStop": False, "rootDeviceName": DISK, "ebsOptimized": False,
+        "instanceInitiatedShutdownBehavior": "terminate", "userData": base64.b64encode(machine.lease.wanted.user_data).decode() or None,
     }  # fmt: skip
     if name == "groupSet":
-        return {"InstanceId": one.instance.id, "Groups": [DEFAULT]}
-    if name in facts:
-        return {"InstanceId": one.instance.id, f"{name[0].upper()}{name[1:]}": {"Value": facts[name]}}
+        return {"InstanceId": machine.instance.id, "Groups": [DEFAULT]}
+    if name in attributes:
+        return {"InstanceId": machine.instance.id, f"{name[0].upper()}{name[1:]}": {"Value": attributes[name]}}
     if name not in model().input(call.action).members["Attribute"].enum:
         raise Refused("InvalidParameterValue", f"Value ({name[:60]}) for parameter attribute is invalid")
-    return {"InstanceId": one.instance.id}
+    return {"InstanceId": machine.instance.id}
 
 
 ACTIONS: dict[str, Callable[[Call], Answer]] = {

@@ -20,8 +20,8 @@ SITE = "belljar"  # whom images belong to
 def regions(call: Call) -> Answer:
     name = call.office.settings.zone
     call.of_names("RegionNames", {name: name})
-    one = {"RegionName": name, "Endpoint": call.endpoint, "OptInStatus": "opt-in-not-required"}
-    return call.listing("Regions", [one], "RegionName")
+    region = {"RegionName": name, "Endpoint": call.endpoint, "OptInStatus": "opt-in-not-required"}
+    return call.listing("Regions", [region], "RegionName")
 
 
 def zones(call: Call) -> Answer:
@@ -29,25 +29,26 @@ def zones(call: Call) -> Answer:
     name = call.office.settings.zone
     for parameter in ("ZoneNames", "ZoneIds"):
         call.of_names(parameter, {name: name})
-    regions = [value for one in call.filters if one.get("Name") == "region-name" for value in one.get("Values", ())]
-    asked = {**call.asked, "Filters": [one for one in call.filters if one.get("Name") != "region-name"]}
-    one = {
+    by_region = [filter for filter in call.filters if filter.get("Name") == "region-name"]
+    regions = [value for filter in by_region for value in filter.get("Values", ())]
+    asked = {**call.asked, "Filters": [filter for filter in call.filters if filter not in by_region]}
+    zone = {
         "ZoneName": name, "ZoneId": name, "State": "available", "RegionName": next(iter(regions), name), "ZoneType": "availability-zone",
         "GroupName": name, "OptInStatus": "opt-in-not-required",
     }  # fmt: skip
-    return replace(call, asked=asked).listing("AvailabilityZones", [one], "ZoneName")
+    return replace(call, asked=asked).listing("AvailabilityZones", [zone], "ZoneName")
 
 
 def images(call: Call) -> Answer:
     """All are the site's, and open to whom the site says: they are listed for those."""
     created = call.office.known()
     known = {id: _image(id, name, created.get(name, 0.0)) for id, name in call.office.images().items()}
-    found = call.of_ids("ImageIds", known, "ami", "InvalidAMIID") or known.values()
+    images = call.of_ids("ImageIds", known, "ami", "InvalidAMIID") or known.values()
     owners, users = call.asked.get("Owners"), call.asked.get("ExecutableUsers")
     is_not_ours = owners and not {SITE, call.owner.name, "self"} & {*owners}
     if is_not_ours or (users and not {"all", "self", call.owner.name} & {*users}):
-        found = []
-    return call.listing("Images", found, "Name", "ImageId", ids="ImageIds")
+        images = []
+    return call.listing("Images", images, "Name", "ImageId", ids="ImageIds")
 
 
 def _image(id: str, name: str, created: float) -> Answer:
@@ -60,33 +61,33 @@ def _image(id: str, name: str, created: float) -> Answer:
 
 
 def sizes(call: Call) -> Answer:
-    known = {name: _size(name, one) for name, one in call.office.types.items()}
-    found = call.of_names("InstanceTypes", known, "InvalidInstanceType") or known.values()
-    return call.listing("InstanceTypes", found, "InstanceType", ids="InstanceTypes")
+    known = {name: _size(name, size) for name, size in call.office.types.items()}
+    types = call.of_names("InstanceTypes", known, "InvalidInstanceType") or known.values()
+    return call.listing("InstanceTypes", types, "InstanceType", ids="InstanceTypes")
 
 
-def _size(name: str, one: Size) -> Answer:
+def _size(name: str, size: Size) -> Answer:
     return {
         "InstanceType": name, "CurrentGeneration": True, "FreeTierEligible": False, "BareMetal": False,
         "SupportedUsageClasses": ["on-demand", "spot"], "SupportedRootDeviceTypes": ["instance-store"],
         "SupportedVirtualizationTypes": ["hvm"], "ProcessorInfo": {"SupportedArchitectures": ["x86_64"]},
-        "VCpuInfo": {"DefaultVCpus": one.cpus, "DefaultCores": one.cpus, "DefaultThreadsPerCore": 1},
-        "MemoryInfo": {"SizeInMiB": one.memory // MIB}, "InstanceStorageSupported": bool(one.disk), "BurstablePerformanceSupported": False,
-        "InstanceStorageInfo": {"TotalSizeInGB": one.disk // GIB} if one.disk else None, "HibernationSupported": False,
+        "VCpuInfo": {"DefaultVCpus": size.cpus, "DefaultCores": size.cpus, "DefaultThreadsPerCore": 1},
+        "MemoryInfo": {"SizeInMiB": size.memory // MIB}, "InstanceStorageSupported": bool(size.disk), "BurstablePerformanceSupported": False,
+        "InstanceStorageInfo": {"TotalSizeInGB": size.disk // GIB} if size.disk else None, "HibernationSupported": False,
     }  # fmt: skip
 
 
 def account(call: Call) -> Answer:
     most = policy_of(call.office.leases.policies(), call.owner.name, call.owner.group).machines
-    facts = {"supported-platforms": "VPC", "default-vpc": VPC, "max-instances": str(most)}
-    asked = [one for one in call.asked.get("AttributeNames") or facts if one in facts]
-    found = [{"AttributeName": one, "AttributeValues": [{"AttributeValue": facts[one]}]} for one in asked]
-    return {"AccountAttributes": found}
+    attributes = {"supported-platforms": "VPC", "default-vpc": VPC, "max-instances": str(most)}
+    asked = [name for name in call.asked.get("AttributeNames") or attributes if name in attributes]
+    rows = [{"AttributeName": name, "AttributeValues": [{"AttributeValue": attributes[name]}]} for name in asked]
+    return {"AccountAttributes": rows}
 
 
 def offerings(call: Call) -> Answer:
     kind, zone = call.asked.get("LocationType", "region"), call.office.settings.zone
-    rows = [{"InstanceType": one, "LocationType": kind, "Location": zone} for one in call.office.types]
+    rows = [{"InstanceType": name, "LocationType": kind, "Location": zone} for name in call.office.types]
     return call.listing("InstanceTypeOfferings", rows, "InstanceType")
 
 
@@ -94,13 +95,13 @@ def network(call: Call) -> Answer:
     """The default one: tools look for it before they launch, and find machines by it."""
     zone, cidr = call.office.settings.zone, call.office.settings.private_net
     here = {"AvailabilityZone": zone, "AvailabilityZoneId": zone, "DefaultForAz": True, "MapPublicIpOnLaunch": False}
-    found: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    kinds: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         "DescribeVpcs": ("Vpcs", "VpcId", "VpcID", {"CidrBlock": cidr, "IsDefault": True, "InstanceTenancy": "default", "State": "available"}),
         "DescribeSubnets": ("Subnets", "SubnetId", "SubnetID", {"SubnetId": SUBNET, "CidrBlock": cidr, "State": "available", **here}),
         "DescribeSecurityGroups": ("SecurityGroups", "GroupId", "Group", {**DEFAULT, "Description": "the default one"}),
     }  # fmt: skip
-    member, key, code, facts = found[call.action]
-    row: dict[str, Any] = {"OwnerId": call.owner.name, "VpcId": VPC, **facts}
+    member, key, code, fields = kinds[call.action]
+    row: dict[str, Any] = {"OwnerId": call.owner.name, "VpcId": VPC, **fields}
     for name, id in ((f"{key}s", row[key]), ("GroupNames", "default")):
         call.of_names(name, {id: row}, f"Invalid{code}.NotFound")
     return call.listing(member, [row], key, ids=f"{key}s")
