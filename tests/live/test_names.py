@@ -10,7 +10,7 @@ from tests.live.conftest import Belljar
 from tests.live.net_lab import Lab, lab
 from tests.live.test_networks import InLab
 
-from belljar.host.guard.vault import certificates
+from belljar.host.guard.certificates import certificate
 
 __all__ = ["lab"]
 API = "api.example.org"
@@ -128,9 +128,10 @@ print(json.dumps(found))
 
 def named_host(belljar: Belljar, lab: Lab, tmp_path: Path) -> InLab:
     """A host whose resolver and authorities are of the lab's world."""
-    authority, chain = certificates(list(ADDRESSES))
+    root, _, authority = certificate("the lab's", (), 30)
+    _, key, chain = certificate("a web server", ADDRESSES, 30, by=root)
     (tmp_path / "roots.pem").write_bytes(authority)
-    (tmp_path / "chain.pem").write_bytes(chain)
+    (tmp_path / "chain.pem").write_bytes(key + chain)
     lab.resolver("203.0.113.1")
     lab.begin(lab.world, NAMES, json.dumps(ADDRESSES), str(tmp_path / "asked"))
     belljar.env["SSL_CERT_FILE"] = str(tmp_path / "roots.pem")

@@ -20,7 +20,7 @@ LARGEST_SECRET = 16 << 10
 
 def understood(work: Work, values: dict[str, Any], asked: NetworkMode | None) -> Work:
     """Checks *values* of a request and completes them; the work, whose payload has the placeholders. Raises BadOption."""
-    secrets = tuple(secret(text) if isinstance(text, str) else text for text in values.get("secrets", ()))
+    secrets = tuple(map(secret, values.get("secrets", ())))
     list_of("--allow", allow := tuple(values.get("allow", ())))
     if asked not in (None, NetworkMode.USER):
         what = "--secret" if secrets else "--allow"

@@ -27,11 +27,11 @@ def egress_of(
         return Egress(allow=(rules.Rule(0, 0),), answers=answers) if answers else None
     resolvers = resolvers_of(RESOLVERS.read_text(errors="replace") if RESOLVERS.exists() else "")
     sites = list_of("network.allow", settings.allow, BadSetting)
-    hosts = list_of("--secret", secret).names
+    hosts = list_of("--secret", secret)
     only = (sites,) if sites.names or NOTHING in settings.allow else ()
     if allow:
         own = list_of("--allow", allow)
-        only = (*only, replace(own, names=own.names + hosts))
+        only = (*only, replace(own, names=own.names + hosts.names))
     egress = Egress(sites.rules, rules_of("deny", settings.deny), resolvers, answers, only, hosts)
     return replace(egress, answers=(*answers, PROXY)) if egress.ports else egress
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import HostError
+from belljar.host.streams import Works, as_streams
 from belljar.service.credentials.certificates import own_certificate
-from belljar.service.streams import Works, accepted, as_streams
+from belljar.service.streams import accepted
 
 MOST = 300  # connections at a time
 HANDSHAKE = 10.0  # seconds

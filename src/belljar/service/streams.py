@@ -1,4 +1,4 @@
-"""Connections of asyncio: accepted, carried through, and watched with other work until one of them ends."""
+"""Connections of asyncio: accepted, and watched with other work until one of them ends."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import errno
 import socket
 from collections.abc import AsyncIterator, Awaitable, Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import ssl
+from belljar.host.streams import CHUNK
 
-CHUNK = 1 << 16
 FULL = 1.0  # seconds after which a host that had nothing left for a connection is asked again
 SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -37,32 +35,6 @@ async def at_most(seconds: float | None, awaited: Awaitable[object]) -> None:
             await awaited
 
 
-class Works:
-    """Tasks beside what somebody does, until all of them are cancelled. *harmless*: what ends one, and concerns nobody else."""
-
-    def __init__(self, *harmless: type[BaseException]) -> None:
-        self._tasks, self._harmless = set[asyncio.Task[None]](), harmless
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._over)
-
-    def _over(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and not isinstance(exc := task.exception(), (*self._harmless, type(None))):
-            asyncio.get_running_loop().call_exception_handler({"message": "defect", "exception": exc, "task": task})
-
-    async def end(self) -> None:
-        """They are gone when it returns."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
 async def accepted(end: socket.socket) -> AsyncIterator[tuple[socket.socket, str]]:
     """Connections with their addresses, before anything is said. What breaks one, or that there is no descriptor for it, ends nothing.
     Raises OSError where the socket listens no more."""
@@ -78,31 +50,12 @@ async def accepted(end: socket.socket) -> AsyncIterator[tuple[socket.socket, str
             yield connection, str(address[0])
 
 
-async def as_streams(
-    connection: socket.socket, tls: ssl.SSLContext | None, handshake: float, chunk: int = CHUNK
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """An accepted connection, after that of TLS, which may take so many seconds. Raises OSError."""
-    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(chunk)
-    protocol = asyncio.StreamReaderProtocol(reader)
-    transport, _ = await loop.connect_accepted_socket(
-        lambda: protocol, connection, ssl=tls, ssl_handshake_timeout=handshake if tls else None
-    )
-    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
-
-
 async def some(reader: asyncio.StreamReader) -> bytes:
     """Raises EOFError where there is no more."""
     data = await reader.read(CHUNK)
     if not data:
         raise EOFError("the connection was closed")
     return data
-
-
-async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """All that comes, to its end. Raises OSError."""
-    while data := await reader.read(CHUNK):
-        writer.write(data)
-        await writer.drain()
 
 
 class StreamSink:

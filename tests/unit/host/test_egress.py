@@ -153,6 +153,6 @@ def test_nothing_is_reached_by_an_empty_list() -> None:
 
 
 def test_a_host_of_a_secret_is_reached_by_its_name_and_the_rest_as_ever() -> None:
-    egress = Egress(secret=(Name("api.example.org", 443),))
+    egress = Egress(secret=Only(names=(Name("api.example.org", 443),)))
     assert verdict(egress, "8.8.8.8", 443) is Verdict.ANSWERED and verdict(egress, "10.0.0.1", 443) is Verdict.REFUSED
     assert verdict(egress, "8.8.8.8", 80) is verdict(egress, "8.8.8.8", 443, Transport.UDP) is Verdict.ALLOWED

@@ -1,5 +1,6 @@
 """Names in what a guest sends: hostile bytes first."""
 
+import asyncio
 import ssl
 import struct
 from contextlib import suppress
@@ -8,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.host.guard.names import Name, name, query, server_name
+from belljar.host.guard.names import OPT, Name, name, query
+from belljar.host.guard.proxy import RECORD, hello_of
 
 
 def hello(host: str | None = "data.example.org") -> bytes:
@@ -30,6 +32,22 @@ def made(extensions: bytes, *, kind: int = 1, cut: int = 0) -> bytes:
 def named(*hosts: bytes, kind: int = 0) -> bytes:
     entries = b"".join(bytes([kind]) + struct.pack(">H", len(host)) + host for host in hosts)
     return struct.pack(">HHH", 0, len(entries) + 2, len(entries)) + entries
+
+
+def server_name(data: bytes) -> str | None:
+    """The host that a connection's beginning names; None: it ends too soon for that."""
+
+    async def read() -> str:
+        reader = asyncio.StreamReader()
+        reader.feed_data(data)
+        reader.feed_eof()
+        sent, host = await hello_of(reader, await reader.readexactly(RECORD))
+        assert data.startswith(sent) and data[len(sent) :] == await reader.read()
+        return host
+
+    with suppress(EOFError):
+        return asyncio.run(read())
+    return None
 
 
 def test_the_beginning_of_a_hello_wants_more_at_every_byte() -> None:
@@ -118,9 +136,11 @@ def test_what_is_no_plain_query_is_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize(("kind", "of"), [(16, 1), (65, 1), (255, 1), (1, 3)])
 def test_a_query_of_another_type_is_answered_with_nothing(kind: int, of: int) -> None:
-    found = query(asked("a.example", kind, of=of, counts=(1, 0, 0, 1), tail=b"option"))
+    found = query(asked("a.example", kind, of=of, tail=b"hidden"))
     assert not found.is_for_address
     assert found.answer(3) == asked("a.example", kind, of=of, flags=0x8183)
+    with_option = query(asked("a.example", kind, of=of, counts=(1, 0, 0, 1), tail=b"option"))
+    assert with_option.answer(3) == asked("a.example", kind, of=of, flags=0x8183, counts=(1, 0, 0, 1), tail=OPT)
 
 
 # -- rules ---------------------------------------------------------------------------------------------------------------

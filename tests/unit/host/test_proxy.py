@@ -34,7 +34,8 @@ class Site:
         self, *names: str, port: int, vault: Vault | None = None, allow: tuple[str, ...] = ("127.0.0.1",)
     ) -> Proxy:
         only = Only(names=tuple(Name(host, port) for host in names))
-        egress = Egress(allow=tuple(map(rule, allow)), only=(only,))
+        secret = Only(names=(Name(HOST, port),)) if vault else Only()
+        egress = Egress(allow=tuple(map(rule, allow)), only=(only,), secret=secret)
         return Proxy(egress, self.refused.append, vault, self.addresses.__getitem__)
 
     @asynccontextmanager
@@ -137,6 +138,13 @@ async def test_a_request_is_one_and_goes_on_as_it_came(site: Site) -> None:
     assert site.heard == [get(f"{HOST}:{port}", "X-Own: 1", "Connection: close", target="/a?b") + second]
 
 
+async def test_a_connection_that_becomes_another_protocols_is_not_closed(site: Site) -> None:
+    async with site.server() as port:
+        proxy, place = site.proxy(HOST, port=port), f"{HOST}:{port}"
+        await said(proxy, get(place, "Connection: keep-alive, Upgrade", "Upgrade: websocket", "Keep-Alive: timeout=5"))
+    assert site.heard == [get(place, "Upgrade: websocket", "Connection: upgrade")]
+
+
 async def test_bytes_of_tls_go_through_as_they_are_also_by_a_tunnel(site: Site) -> None:
     async with site.server() as port:
         proxy, begin = site.proxy(HOST, port=port), hello(HOST)
@@ -232,9 +240,33 @@ async def test_a_client_that_asks_again_on_the_same_connection_ends_that_alone(
     assert len(site.heard) == 1
 
 
+async def test_a_guest_that_holds_its_end_open_is_let_go(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("belljar.host.guard.proxy.PATIENCE", 0.2)
+    monkeypatch.setattr("asyncio.constants.SSL_SHUTDOWN_TIMEOUT", 0.2)
+    async with trusted(site) as (port, vault):
+        trust = ssl.create_default_context(cadata=vault.bundle.decode())
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+
+        def ask() -> int:
+            line = trust.wrap_socket(theirs, server_hostname=HOST)
+            line.sendall(get(f"{HOST}:{port}"))
+            while line.recv(1000):
+                pass
+            return line.detach()  # open
+
+        with ours:
+            answering = site.proxy(HOST, port=port, vault=vault).answer(Call("203.0.113.9", port, ours))
+            async with asyncio.timeout(20):
+                _, end = await asyncio.gather(answering, in_thread(ask))
+        socket.socket(fileno=end).close()
+    assert len(site.heard) == 1
+
+
 async def test_elsewhere_it_stays_a_placeholder_which_is_told_once(site: Site) -> None:
     async with trusted(site) as (port, vault), site.server() as plain:
-        proxy = Proxy(Egress(allow=(rule("127.0.0.1"),)), site.refused.append, vault, site.addresses.__getitem__)
+        egress = Egress(allow=(rule("127.0.0.1"),), secret=Only(names=(Name(HOST, port),)))
+        proxy = Proxy(egress, site.refused.append, vault, site.addresses.__getitem__)
         for _ in range(2):
             await said(proxy, get(f"{OTHER}:{plain}", f"X: {TOKEN.placeholder}"))
         await said(proxy, get(f"{HOST}:{port}", f"X: {TOKEN.placeholder}"))  # in the clear

@@ -67,7 +67,12 @@ def test_a_name_among_what_is_allowed_makes_it_all_there_is() -> None:
 
 def test_a_machine_narrows_what_its_site_allows_and_never_widens_it() -> None:
     both = egress_of(Settings(allow=("*.cern.ch",)), (), ("data.cern.ch", "10.0.0.1"), ("api.example.org",))
-    assert both is not None and len(both.only) == 2 and both.allow == () and both.secret == (Name("api.example.org"),)
+    assert (
+        both is not None
+        and len(both.only) == 2
+        and both.allow == ()
+        and both.secret.names == (Name("api.example.org"),)
+    )
     assert both.reaches("data.cern.ch", 443) and not both.reaches("api.example.org", 443)  # the site does not have it
     own = egress_of(Settings(egress=EgressMode.OPEN), (), ("none",), ("api.example.org",))
     assert own is not None and own.allow == () and own.reaches("api.example.org", 443)

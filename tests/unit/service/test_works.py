@@ -2,7 +2,7 @@
 
 import asyncio
 
-from belljar.service.streams import Works
+from belljar.host.streams import Works
 
 
 async def test_all_end_together_and_only_a_defect_is_told() -> None:

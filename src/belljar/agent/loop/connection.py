@@ -24,7 +24,6 @@ class Connection:
     def __init__(self, agent: Channel, number: int, port: int, gone: Callable[[Connection], None]) -> None:
         """Raises OSError where nothing listens."""
         self.agent, self.number, self.gone = agent, number, gone
-        self.is_over = False
         self.end = connect(port)
         inner, outer = os.dup(self.end.fileno()), os.dup(self.end.fileno())
         self.inlet = Inflow(agent, 4 * number + STDIN, inner, self.advance, self.say_end)
@@ -56,8 +55,7 @@ class Connection:
     leave = take_up = abandon
 
     def advance(self) -> None:
-        if self.inlet.fd < 0 and self.outlet.fd < 0 and not self.is_over:
-            self.is_over = True
+        if self.inlet.fd < 0 and self.outlet.fd < 0:
             self.end.close()
             self.agent.send(EXIT, self.number, END.pack(0, 0.0, 0.0, 0, False) + b"\0")
             self.gone(self)

@@ -1,4 +1,4 @@
-"""X.509 certificates that programs of ours make: keys on the curve P-256, text as PEM has it."""
+"""X.509 certificates that programs of ours make: keys on the curve P-256, text as PEM has it. Imported where one is made."""
 
 from __future__ import annotations
 
@@ -6,29 +6,20 @@ import ipaddress
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+Signer = tuple[str, ec.EllipticCurvePrivateKey]  # its title and its key
 
 
-def new_key() -> Any:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    return ec.generate_private_key(ec.SECP256R1())
-
-
-def key_text(key: Any) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
-    return bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-
-
-def certificate(title: str, key: Any, hosts: Iterable[str], days: int, signer: tuple[str, Any] | None = None) -> bytes:
-    """Of this key, for these names and addresses; signed by an authority with this title and key, or by itself: then it is one."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    now, is_root = datetime.now(UTC), signer is None
-    above, own = signer or (title, key)
+def certificate(title: str, hosts: Iterable[str], days: int, by: Signer | None = None) -> tuple[Signer, bytes, bytes]:
+    """A new key, its text, and its certificate for these names and addresses; signed by this authority, or by itself: then it is
+    one."""
+    key, now, is_root = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC), by is None
+    above, own = by or (title, key)
     subject, issuer = (x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text[:64])]) for text in (title, above))
     usage = x509.KeyUsage(True, False, False, False, False, is_root, is_root, False, False)
     builder = (
@@ -42,12 +33,11 @@ def certificate(title: str, key: Any, hosts: Iterable[str], days: int, signer: t
     )
     if names := [_name(host) for host in hosts]:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    return builder.sign(own, SHA256()).public_bytes(Encoding.PEM)
+    text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return (title, key), text, builder.sign(own, SHA256()).public_bytes(Encoding.PEM)
 
 
-def _name(text: str) -> Any:
-    from cryptography import x509
-
+def _name(text: str) -> x509.GeneralName:
     with suppress(ValueError):
         return x509.IPAddress(ipaddress.ip_address(text))
     return x509.DNSName(text)

@@ -60,6 +60,10 @@ class Only:
     rules: tuple[Rule, ...] = ()
     names: tuple[Name, ...] = ()
 
+    @property
+    def ports(self) -> frozenset[int]:
+        return frozenset(port for name in self.names for port in name.ports)
+
     def has(self, host: str, port: int | None) -> bool:
         return any(name.fits(host, port) for name in self.names)
 
@@ -73,13 +77,12 @@ class Egress:
     resolvers: tuple[str, ...] = ()  # the host's own, which a guest reaches through its gateway
     answers: tuple[Place, ...] = ()
     only: tuple[Only, ...] = ()  # each of these lists has to have it
-    secret: tuple[Name, ...] = ()  # hosts that are sent a secret, wherever else the machine may go
+    secret: Only = Only()  # hosts that are sent a secret, wherever else the machine may go
 
     @property
     def ports(self) -> frozenset[int]:
         """Whatever the guest connects to there is the proxy's: it reads the name, and makes the connection."""
-        names = (*self.secret, *(name for only in self.only for name in only.names))
-        return frozenset(port for name in names for port in name.ports)
+        return self.secret.ports.union(*(only.ports for only in self.only))
 
     def reaches(self, host: str, port: int | None = None) -> bool:
         """*port* None: any."""
@@ -105,7 +108,7 @@ def decide(egress: Egress, address: str, port: int, transport: Transport) -> tup
         return (Verdict.QUERY, "resolver") if transport is Transport.UDP else (Verdict.REFUSED, "not allowed")
     number, is_tcp = as_number(address), transport is Transport.TCP
     is_listed = all(any(rule.fits(number, port, transport) for rule in only.rules) for only in egress.only)
-    if is_tcp and port in egress.ports and not (is_listed and all(port not in name.ports for name in egress.secret)):
+    if is_tcp and port in (egress.secret.ports if is_listed else egress.ports):
         return Verdict.ANSWERED, "by its name"
     return (verdict, reason) if is_listed else (Verdict.REFUSED, "not allowed")
 

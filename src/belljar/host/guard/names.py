@@ -15,7 +15,7 @@ HOST = r"(?=.{1,253}(?::|$))(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z](
 PLAIN, RULE = re.compile(HOST), re.compile(rf"((?:\*\.)?{HOST})(?::(\d{{1,5}}))?", re.ASCII)
 WEB = (80, 443)
 KINDS = (b"\0\1\0\1", b"\0\x1c\0\1")  # A and AAAA, of the Internet
-HANDSHAKE, CLIENT_HELLO, SERVER_NAME, HOST_NAME = 22, b"\1", b"\0\0", b"\0"
+CLIENT_HELLO, SERVER_NAME, HOST_NAME = b"\1", b"\0\0", 0
 STANDARD_QUERY, RECURSION, RESPONSE = 0x0000, 0x0100, 0x8180
 NO_DATA, NO_SUCH_NAME = 0, 3
 MATTERS = 0xFA00  # of the flags: response, opcode, truncated
@@ -54,18 +54,17 @@ class Query:
     host: str
     is_for_address: bool  # A or AAAA
     wire: bytes  # the datagram that asks this and nothing else
-    question: bytes
 
     def answer(self, code: int) -> bytes:
         """The datagram that answers it with nothing."""
-        return self.wire[:2] + struct.pack(">5H", RESPONSE | code, 1, 0, 0, 0) + self.question
+        return self.wire[:2] + struct.pack(">H", RESPONSE | code) + self.wire[4:]
 
 
 def query(data: bytes) -> Query:
     """Read a datagram to a name server. Raises ValueError for all but one plain question."""
     if len(data) < 12:
         raise ValueError("too short")
-    number, flags, questions, answers, authorities, additional = struct.unpack_from(">6H", data)
+    _, flags, questions, answers, authorities, additional = struct.unpack_from(">6H", data)
     if flags & MATTERS != STANDARD_QUERY or (questions, answers, authorities) != (1, 0, 0) or additional > 1:
         raise ValueError("not a plain query")
     labels, rest = [], data[12:]
@@ -76,40 +75,30 @@ def query(data: bytes) -> Query:
         raise ValueError("not the name of a host")
     if len(rest) < 5:
         raise ValueError("it ends too soon")
-    head = struct.pack(">6H", number, RECURSION, 1, 0, 0, additional)
     question = data[12 : len(data) - len(rest) + 5]
-    return Query(host, question[-4:] in KINDS, head + question + OPT * additional, question)
+    wire = data[:2] + struct.pack(">5H", RECURSION, 1, 0, 0, additional) + question + OPT * additional
+    return Query(host, question[-4:] in KINDS, wire)
 
 
-def server_name(data: bytes) -> str | None:
-    """The host that a TLS client wants, as the beginning of its connection says in the clear (of an encrypted hello: the
-    outer one); None: more has to come. Raises ValueError where that is not TLS, or names no host."""
-    hello, at = b"", 0
-    while at + 5 <= len(data):
-        kind, version, length = struct.unpack_from(">BBxH", data, at)
-        hello += data[at + 5 : at + 5 + length]
-        at += 5 + length
-        if (kind, version) != (HANDSHAKE, 3) or length == 0 or hello[:1] not in (b"", CLIENT_HELLO):
-            raise ValueError("not the beginning of TLS")
-        if len(hello) >= 4 and len(hello) >= (end := 4 + int.from_bytes(hello[1:4], "big")):
-            return _named(hello[4:end])
-    return None
-
-
-def _named(hello: bytes) -> str:
-    rest, names = hello[2 + 32 :], []  # without version and random
+def server_name(message: bytes) -> str:
+    """The host that a TLS client wants, as its first message says in the clear (of an encrypted hello: the outer one). Raises
+    ValueError where it is another message, or names no host."""
+    if message[:1] != CLIENT_HELLO:
+        raise ValueError("not the beginning of TLS")
+    hello, _ = _cut(message[1:], 3)
+    rest, found = hello[2 + 32 :], []  # without version and random
     for size in (1, 2, 1):  # session, ciphers, compression
         _, rest = _cut(rest, size)
     extensions, _ = _cut(rest, 2)
     while extensions:
         kind, (body, extensions) = extensions[:2], _cut(extensions[2:], 2)
-        entries, _ = _cut(body, 2) if kind == SERVER_NAME else (b"", b"")
-        while entries:
-            kind, (host, entries) = entries[:1], _cut(entries[1:], 2)
-            names.append(host.decode("ascii").lower() if kind == HOST_NAME else "")
-    if len(names) != 1 or PLAIN.fullmatch(names[0]) is None:
+        if kind == SERVER_NAME:
+            found.append(body)
+    host = b"".join(found)[5:]
+    text = host.decode("ascii").lower()
+    if found != [struct.pack(">HBH", 3 + len(host), HOST_NAME, len(host)) + host] or PLAIN.fullmatch(text) is None:
         raise ValueError("it names no host")
-    return names[0]
+    return text
 
 
 def _cut(data: bytes, size: int) -> tuple[bytes, bytes]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from belljar.errors import HostError
-from belljar.host.guard.certificates import certificate, key_text, new_key
+from belljar.host.guard.certificates import certificate
 from belljar.host.guard.names import name
 from belljar.model import Secret
 
@@ -31,27 +31,24 @@ class Vault:
         roots = self.outward.get_ca_certs(binary_form=True)
         if not roots:
             raise HostError("this host has no certificates of authorities", hint="Install ca-certificates.")
-        authority, chain = certificates(sorted({host.host for _, _, hosts in self._secrets for host in hosts}))
+        names = sorted({host.host for _, _, hosts in self._secrets for host in hosts})
+        root, _, authority = certificate("belljar machine", (), DAYS)  # its key is forgotten
+        _, key, chain = certificate("belljar proxy", names, DAYS, by=root)
         self.bundle = "".join(map(ssl.DER_cert_to_PEM_cert, roots)).encode() + authority
         self.inward = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.inward.set_alpn_protocols(PROTOCOLS)
-        with open(os.memfd_create("chain"), "w+b") as file:  # OpenSSL's functions that Python offers want a path
-            file.write(chain)
-            file.flush()
+        with open(os.memfd_create("chain"), "wb", 0) as file:  # OpenSSL's functions that Python offers want a path
+            file.write(key + chain)
             self.inward.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
 
-    def has(self, host: str, port: int | None) -> bool:
-        """Is there a secret that is sent there?"""
-        return any(place.fits(host, port) for _, _, hosts in self._secrets for place in hosts)
-
-    def filled(self, headers: Headers, host: str, port: int | None) -> tuple[Headers, list[str]]:
-        """The headers of a request with the secrets for this host; and the names of those that are not for it. *port* None:
-        nothing is, for it goes in the clear."""
+    def filled(self, headers: Headers, host: str, port: int) -> tuple[Headers, list[str]]:
+        """The headers of a request with the secrets for this host, "" for one that goes in the clear; and the names of those that
+        are not for it."""
         strays = []
         for secret, value, hosts in self._secrets:
             placeholder = secret.placeholder.encode()
             replaced = [(key, _replaced(text, placeholder, value)) for key, text in headers]
-            if port is not None and any(place.fits(host, port) for place in hosts):
+            if any(place.fits(host, port) for place in hosts):
                 headers = replaced
             elif replaced != headers:
                 strays.append(secret.name)
@@ -65,10 +62,3 @@ def _replaced(text: bytes, placeholder: bytes, value: bytes) -> bytes:
         if scheme.lower() == b"basic" and placeholder in (plain := base64.b64decode(word, validate=True)):
             return scheme + blank + base64.b64encode(plain.replace(placeholder, value))
     return text.replace(placeholder, value)
-
-
-def certificates(hosts: list[str]) -> tuple[bytes, bytes]:
-    """An authority's certificate, and a key with its certificate for these hosts. The authority's own key is forgotten."""
-    title, root, key = "belljar machine", new_key(), new_key()
-    chain = key_text(key) + certificate("belljar proxy", key, hosts, DAYS, signer=(title, root))
-    return certificate(title, root, (), DAYS), chain

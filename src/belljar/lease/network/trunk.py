@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.errors import BelljarError
+from belljar.host.streams import Works
 from belljar.host.threads import in_thread
 from belljar.lease.jobfile import JobFile
 from belljar.lease.orders import MachineOrder, Peer, Reach
 from belljar.lease.protocol import Opening, lease_key
 from belljar.network import part_of
 from belljar.service.gate import Gate, Streams, dial, own_address
-from belljar.service.streams import Works
 from belljar.service.telling import Troubles
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from typing import Any
 from belljar import api
 from belljar.errors import BelljarError, HostError
 from belljar.host.files import private_folder
+from belljar.host.streams import Works
 from belljar.journal import Record
 from belljar.lease import Cause, Do, Facts, InstanceState, MachineOrder, Order, Report, Tell
 from belljar.lease.jobfile import JobFile
@@ -24,7 +25,7 @@ from belljar.lease.pilot.machines import Changed, Machines
 from belljar.lease.protocol import Broken
 from belljar.reading import from_json, strict_json
 from belljar.records import replace
-from belljar.service.streams import StreamSink, Works, at_most
+from belljar.service.streams import StreamSink, at_most
 
 ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, signal.SIGXCPU})
 # Slurm tells a step's tasks of one cancel twice: from the node's daemon, and by srun that passes it on.

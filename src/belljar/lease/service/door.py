@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 
 from belljar.errors import BadRequest, BelljarError, HostError, KeyPairExists, MachineBusy, NoSuchLease
 from belljar.host.processes import peer_uid
+from belljar.host.streams import pump
 from belljar.host.threads import in_thread
 from belljar.lease import Do, Instance, InstanceState, KeyPair, Order, Size, Wanted, belongings, new_id
 from belljar.lease.clerk import ACTS, explain, number
@@ -27,7 +28,7 @@ from belljar.lease.service.jobs import Jobs
 from belljar.model import dumps, to_json
 from belljar.reading import from_json, strict_json
 from belljar.records import replace
-from belljar.service.streams import first_of, pump
+from belljar.service.streams import first_of
 
 LONGEST_LINE = 1 << 17
 ASK = 20.0  # seconds for a question

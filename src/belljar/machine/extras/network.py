@@ -27,7 +27,6 @@ from belljar.records import replace
 
 if TYPE_CHECKING:
     from belljar.context import Service
-    from belljar.host.guard.egress import Place
 
 PORT = 80
 ADDRESSES = ("169.254.169.254", "169.254.169.253")
@@ -53,7 +52,8 @@ class Network(Extra):
             from belljar.host.guard.proxy import Proxy
 
             proxy = Proxy(link.egress, partial(tell_refusal, life), there.vault)
-            there = replace(there, answer=partial(_by_place, there.answers, there.answer, proxy.answer))
+            usual = dict.fromkeys(there.answers, there.answer or proxy.answer)
+            there = replace(there, answer=lambda call: usual.get((call.address, call.port), proxy.answer)(call))
         if machine.network is not NetworkMode.USER:
             life.record.write("network", mode=link.mode, name=machine.network_name, mac=link.mac, address=link.address)
         life.point("after-network")
@@ -122,12 +122,6 @@ async def listen(traffic: AsyncIterator[Call | Refusal], life: Lifecycle, answer
 def tell_refusal(life: Lifecycle, item: Refusal) -> None:
     place = {"address": item.address, "port": item.port, "transport": item.transport}
     life.record.tell("network-refused", **place, reason=item.reason, count=item.count)
-
-
-async def _by_place(places: tuple[Place, ...], usual: Answer | None, other: Answer, call: Call) -> None:
-    """Those places are answered as usual."""
-    is_usual = (call.address, call.port) in places
-    await (usual if usual is not None and is_usual else other)(call)
 
 
 async def _answered(call: Call, answer: Answer) -> None:

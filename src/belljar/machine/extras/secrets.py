@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from belljar.guest import Guest
-from belljar.host.guard.vault import Vault
 from belljar.host.threads import in_thread
 from belljar.machine.extras import Equipment, Extra
 from belljar.machine.life.life import Lifecycle
@@ -25,6 +24,8 @@ class Secrets(Extra):
         self._values = values
 
     async def prepare(self, life: Lifecycle, there: Equipment) -> Equipment:
+        from belljar.host.guard.vault import Vault
+
         self._vault = await in_thread(lambda: Vault(self._values))
         return replace(there, vault=self._vault)
 

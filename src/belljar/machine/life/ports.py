@@ -10,15 +10,12 @@ import asyncio
 import os
 import socket
 import struct
-from contextlib import suppress
-from functools import partial
 
 from belljar.errors import BadOption, BelljarError
 from belljar.guest import Streams
-from belljar.hints import Any
+from belljar.host.streams import Works
 from belljar.machine.life.life import Lifecycle
 from belljar.machine.life.work import Running
-from belljar.machine.orders import cancelled
 from belljar.model import Port
 from belljar.network import Publish
 
@@ -32,28 +29,32 @@ class Ports:
 
     def __init__(self, life: Lifecycle, running: Running, allowed: Publish) -> None:
         self._life, self._running, self._allowed = life, running, allowed
-        self._servers: list[asyncio.Server] = []
-        self._free = asyncio.Semaphore(MOST)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._servers, self._works, self._free = list[asyncio.Server](), Works(OSError), asyncio.Semaphore(MOST)
         self._refusals: set[tuple[int, str]] = set()  # that were told
 
     async def open(self, port: Port) -> Port:
         """Listen, and return where. Raises BadOption, NoSpace."""
+        from ipaddress import ip_address
+
         what = f"--publish {port.place}:{port.guest}"
         if not self._life.request.work.has_agent:
-            hint = "With `--ready agent` it has one."
-            raise BadOption(f"{what}: nobody in the guest could connect: it has no agent of belljar's", hint=hint)
-        family = self._family(port, what)
-        self._life.record.write("publish", port=port)
+            raise BadOption(f"{what}: its guest has no agent of belljar's", hint="With `--ready agent` it has one.")
         try:
-            listener = socket.create_server((port.address, port.host), family=family, backlog=BACKLOG)
-        except OSError as exc:
-            hint = (
-                "Choose an address of this host, or none for the loopback; and a free port from 1024 on, or 0 for any."
+            is_local = ip_address(port.address).is_loopback
+            if self._allowed is Publish.NONE or not (is_local or self._allowed is Publish.ANY):
+                raise ValueError(f'this host\'s settings do not allow it (`network.publish = "{self._allowed.value}"`)')
+            if not 1 <= port.guest <= 65535:
+                raise ValueError(f"{port.guest} is not a port")
+            self._life.record.write("publish", port=port)
+            server = await asyncio.start_server(
+                lambda *ends: self._works.begin(self._carry(port.guest, *ends)), port.address, port.host
             )
-            raise BadOption(f"{what}: {os.strerror(exc.errno or 0)}", hint=hint) from exc
-        self._servers.append(await asyncio.start_server(partial(self._carry, port.guest), sock=listener))
-        made = Port(port.guest, listener.getsockname()[1], port.address)
+        except (OSError, OverflowError, ValueError) as exc:
+            why = os.strerror(exc.errno or 0) if isinstance(exc, OSError) else str(exc)
+            hint = "Leave the address out for the loopback; take a port from 1024 on, or 0 for a free one; or ask your site."
+            raise BadOption(f"{what}: {why}", hint=hint) from exc
+        self._servers.append(server)
+        made = Port(port.guest, server.sockets[0].getsockname()[1], port.address)
         self._life.record.tell("published", port=made)
         return made
 
@@ -61,30 +62,13 @@ class Ports:
         """Its guest is gone by now, and so are the connections that were carried."""
         for server in self._servers:
             server.close()
-        for task in list(self._tasks):
-            await cancelled(task)
-
-    def _family(self, port: Port, what: str) -> socket.AddressFamily:
-        """Raises BadOption for what no host has, or this one does not allow."""
-        from ipaddress import ip_address
-
-        with suppress(ValueError):
-            address = ip_address(port.address)
-            if 0 <= port.host <= 65535 and 1 <= port.guest <= 65535:
-                if self._allowed is Publish.ANY or (self._allowed is Publish.LOOPBACK and address.is_loopback):
-                    return socket.AF_INET if address.version == 4 else socket.AF_INET6
-                why = f'this host\'s settings do not allow it (`network.publish = "{self._allowed.value}"`)'
-                raise BadOption(f"{what}: {why}", hint="Leave the address out for the loopback, or ask your site.")
-        raise BadOption(f"{what}: not an IP address of this host and two ports")
+        await self._works.end()
 
     async def _carry(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, to its end on both sides."""
-        client, task = Client(writer), asyncio.current_task()
-        if task is None or len(self._tasks) >= MOST + BACKLOG:
-            return writer.transport.abort()
-        self._tasks.add(task)
+        client = Client(writer)
         try:
-            with suppress(OSError):
+            if len(self._works) <= MOST + BACKLOG:
                 await self._running.is_up.wait()
                 async with self._free:
                     if (guest := self._running.guest) is not None:
@@ -94,7 +78,6 @@ class Ports:
                 self._refusals.add((port, error.message))
                 self._life.record.tell("connection-refused", port=port, reason=error.message)
         finally:
-            self._tasks.discard(task)
             if not client.is_whole:
                 writer.transport.abort()
             writer.close()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from belljar.errors import HostError
 from belljar.host.files import read_capped, write_whole
-from belljar.host.guard.certificates import certificate, key_text, new_key
 
 DAYS = 3650
 LARGEST = 1 << 16
@@ -19,10 +18,11 @@ def own_certificate(path: Path, names: tuple[str, ...]) -> str:
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding
 
+    from belljar.host.guard.certificates import certificate
+
     if not path.exists():
-        key = new_key()
-        made = key_text(key) + certificate(names[0], key, names, DAYS)
-        write_whole(path, made, durable=True)
+        _, key, own = certificate(names[0], names, DAYS)
+        write_whole(path, key + own, durable=True)
     try:
         known = x509.load_pem_x509_certificate(read_capped(path, LARGEST))
     except ValueError as exc:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from belljar.errors import BadSetting, HostError
 from belljar.host.http import BROKEN, Answer, Limits, Rejected, Request, Talk
+from belljar.host.streams import Works, as_streams
 from belljar.records import dataclass
-from belljar.service.streams import Works, accepted, as_streams
+from belljar.service.streams import accepted
 
 
 @dataclass(frozen=True)
