@@ -11,7 +11,7 @@ from tests.rules.test_layers import MODULES, name_of, room_of
 
 BUDGETS = {
     "ground": 1510,
-    "host": 3670,
+    "host": 3660,
     "hypervisor": 4660,
     "image": 4560,
     "network": 920,
@@ -20,9 +20,9 @@ BUDGETS = {
     "agent": 3580,
     "batch": 4950,
     "pool": 1500,
-    "machine": 6120,
-    "jobs": 2930,
-    "service": 1440,
+    "machine": 6100,
+    "jobs": 2800,
+    "service": 1400,
     "vacuum": 3220,
     "accounting": 440,
     "bait": 2650,
