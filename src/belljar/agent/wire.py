@@ -181,9 +181,9 @@ class Parser:
     def take(self) -> tuple[int, int, bytes] | None:
         """(type, id, body) of the next frame; type GREETING has the nonce as its body. None: more bytes are needed."""
         while True:
-            found = self._frame() if self.greeted else self._greeting()
-            if found is not None or not self.later:
-                return found
+            frame = self._frame() if self.greeted else self._greeting()
+            if frame is not None or not self.later:
+                return frame
             self.buffer, self.greeted = self.later.pop(0), False
 
     def _frame(self) -> tuple[int, int, bytes] | None:

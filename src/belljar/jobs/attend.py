@@ -95,7 +95,7 @@ def attend(
         from belljar.jobs.reach import value_of
         from belljar.machine.extras.secrets import Secrets
 
-        further.append(Secrets([(it, value_of(it)) for it in request.machine.secrets]))
+        further.append(Secrets([(secret, value_of(secret)) for secret in request.machine.secrets]))
 
     async def keep(loop: StoppableLoop) -> Outcome:
         try:
@@ -169,7 +169,7 @@ def streams_of(payload: Payload) -> Streams:
     if payload.terminal:
         columns, lines = os.get_terminal_size(0)
         return Streams(FdSource(0), FdSink(1), None, (lines, columns))
-    stdin, stdout, stderr = (it is StdinKind.STREAM for it in (payload.stdin, payload.stdout, payload.stderr))
+    stdin, stdout, stderr = (kind is StdinKind.STREAM for kind in (payload.stdin, payload.stdout, payload.stderr))
     return Streams(FdSource(0) if stdin else None, FdSink(1) if stdout else None, FdSink(2) if stderr else None)
 
 

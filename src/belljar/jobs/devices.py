@@ -23,13 +23,14 @@ MATCH = "Correct `match` or `ids` of the class in devices.toml; `belljar device 
 
 def rows(runtime: Runtime, *, every: bool, root: Path = ROOT) -> Iterator[dict[str, object]]:
     """The devices of the site's classes, or *every* one: the machine, the job or the user that holds each. Raises BadSetting."""
-    jobs = {it.address: it.job for it in bindings(runtime, root).all()}
-    for it in read(root).values():
-        if (class_ := class_of(it, runtime.devices)) or every:
-            lock = runtime.folders.devices / f"{it.address}.lock"
-            holder = lock.read_text() if is_locked(lock) else jobs.get(it.address) or _user(it, root)
-            names = {"address": it.address, "class": class_.name if class_ else "", "id": f"{it.vendor}:{it.device}"}
-            yield names | {"kind": it.kind, "group": it.group, "driver": it.driver, "node": it.node, "held_by": holder}
+    jobs = {binding.address: binding.job for binding in bindings(runtime, root).all()}
+    for device in read(root).values():
+        if (class_ := class_of(device, runtime.devices)) or every:
+            lock = runtime.folders.devices / f"{device.address}.lock"
+            holder = lock.read_text() if is_locked(lock) else jobs.get(device.address) or _user(device, root)
+            names = {"class": class_.name if class_ else "", "id": f"{device.vendor}:{device.device}"}
+            more = {word: getattr(device, word) for word in ("kind", "group", "driver", "node")}
+            yield {"address": device.address, **names, **more, "held_by": holder}
 
 
 def bindings(runtime: Runtime, root: Path = ROOT) -> Bindings:

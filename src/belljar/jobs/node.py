@@ -140,7 +140,7 @@ def as_a_job(runtime: Runtime, image: str) -> None:
     user = tester() if os.geteuid() == 0 and runtime.settings.paths.node is not None else None
     if user is not None:
         make_folder(runtime, user)
-    asked_as(runtime, user, lambda it: self_check(it, image).id, timeout=TEST_TIMEOUT + 30, what="start a machine")
+    asked_as(runtime, user, lambda own: self_check(own, image).id, timeout=TEST_TIMEOUT + 30, what="start a machine")
 
 
 def tester() -> User:
@@ -158,7 +158,7 @@ def without_template(runtime: Runtime) -> Iterator[str]:
         return
     kinds = [share_kind(share.kind).name for share in of_site(settings.batch.shares)]
     templates = [template.facts for template in runtime.hypervisor.templates() if template.grows]
-    there = {facts["image_digest"] for facts in templates if facts.get("shares", []) == kinds}
+    there = {template["image_digest"] for template in templates if template.get("shares", []) == kinds}
     for name in policy.images_of(settings.batch) or [settings.image.default]:
         with suppress(BelljarError):  # one that is not here
             if runtime.images.resolve(name).digest not in there:

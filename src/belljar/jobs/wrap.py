@@ -83,7 +83,7 @@ def understood(runtime: Runtime) -> tuple[errors.BelljarError | None, bool]:
         mistakes = runtime.inspect().mistakes
         own = [mistake for mistake in mistakes if mistake.is_users]
         of_image = ("", "batch", "batch.default_image", "batch.queue_images")
-        hides = any(it.key in of_image and not it.is_users for it in mistakes)
+        hides = any(mistake.key in of_image and not mistake.is_users for mistake in mistakes)
         text = "; ".join(map(str, own or mistakes)) or exc.message
         sites = errors.HostError(f"this node's settings: {text}", hint="The site has to correct them.")
         runtime.is_lenient = True
@@ -258,7 +258,8 @@ def make_request(
     settings, system = runtime.settings, batch.load(job.system)
     shares, devices = tuple[Share, ...](), tuple[str, ...]()
     if checkpoints is None:
-        shares = of_site(settings.batch.shares, lambda it: complain(f"batch.shares: {it}: no such folder on this node"))
+        missing = "batch.shares: {}: no such folder on this node"
+        shares = of_site(settings.batch.shares, lambda folder: complain(missing.format(folder)))
     env = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in here.env}
     if given := system.dialect.devices(env):
         from belljar.jobs.devices import of_job

@@ -100,7 +100,7 @@ class Family:
     def _kill(self) -> bool:
         """Kill what is left; False when nothing is. SIGCHLD reports the end of each."""
         rows = processes()
-        others = [one for one in Family.live if one is not self and (one.then is None or one.is_patient)]
+        others = [family for family in Family.live if family is not self and (family.then is None or family.is_patient)]
         doomed = [pid for pid, row in rows.items() if row[1] == self.pid]
         if not others:
             doomed += [pid for pid in rows if is_below(os.getpid(), pid, rows)]

@@ -41,10 +41,10 @@ class Name:
 
 def name(text: str) -> Name | None:
     """NAME[:PORT] or *.NAME[:PORT]; None for what is neither."""
-    found = RULE.fullmatch(text.strip().lower())
-    if found is None or not 1 <= int(found[2] or 1) <= 65535:
+    match = RULE.fullmatch(text.strip().lower())
+    if match is None or not 1 <= int(match[2] or 1) <= 65535:
         return None
-    return Name(found[1], int(found[2]) if found[2] else None)
+    return Name(match[1], int(match[2]) if match[2] else None)
 
 
 @dataclass(frozen=True)
@@ -86,17 +86,17 @@ def server_name(message: bytes) -> str:
     if message[:1] != CLIENT_HELLO:
         raise ValueError("not the beginning of TLS")
     hello, _ = _cut(message[1:], 3)
-    rest, found = hello[2 + 32 :], []  # without version and random
+    rest, bodies = hello[2 + 32 :], []  # without version and random
     for size in (1, 2, 1):  # session, ciphers, compression
         _, rest = _cut(rest, size)
     extensions, _ = _cut(rest, 2)
     while extensions:
         kind, (body, extensions) = extensions[:2], _cut(extensions[2:], 2)
         if kind == SERVER_NAME:
-            found.append(body)
-    host = b"".join(found)[5:]
+            bodies.append(body)
+    host = b"".join(bodies)[5:]
     text = host.decode("ascii").lower()
-    if found != [struct.pack(">HBH", 3 + len(host), HOST_NAME, len(host)) + host] or PLAIN.fullmatch(text) is None:
+    if bodies != [struct.pack(">HBH", 3 + len(host), HOST_NAME, len(host)) + host] or PLAIN.fullmatch(text) is None:
         raise ValueError("it names no host")
     return text
 

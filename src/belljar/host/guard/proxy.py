@@ -38,7 +38,7 @@ OF_A_HOP = (b"connection", b"keep-alive", b"proxy-authorization", b"proxy-connec
 
 def addresses_of(host: str) -> list[str]:
     """Now, of this family alone. Raises OSError."""
-    return [str(found[4][0]) for found in socket.getaddrinfo(host, 0, socket.AF_INET, socket.SOCK_STREAM)]
+    return [str(info[4][0]) for info in socket.getaddrinfo(host, 0, socket.AF_INET, socket.SOCK_STREAM)]
 
 
 class Proxy:
@@ -198,16 +198,16 @@ def wanted(request: h11.Request, port: int, within: str) -> tuple[str, int]:
     return place.host, port if within else place.port or usual
 
 
-async def carry(one: Line, other: Line) -> None:
+async def carry(inner: Line, outer: Line) -> None:
     """Both ways, to both ends, or until one of them breaks."""
     try:
         async with asyncio.TaskGroup() as ways:
-            ways.create_task(pour(one[0], other[1]))
-            ways.create_task(pour(other[0], one[1]))
+            ways.create_task(pour(inner[0], outer[1]))
+            ways.create_task(pour(outer[0], inner[1]))
     except* OSError:
         pass
     finally:
-        other[1].close()
+        outer[1].close()
 
 
 async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

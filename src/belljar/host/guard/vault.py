@@ -25,7 +25,7 @@ class Vault:
     """Made once for a machine. Raises HostError where this host trusts no authority."""
 
     def __init__(self, secrets: Iterable[tuple[Secret, bytes]]) -> None:
-        self._secrets = [(it, value, tuple(filter(None, map(name, it.hosts)))) for it, value in secrets]
+        self._secrets = [(secret, value, tuple(filter(None, map(name, secret.hosts)))) for secret, value in secrets]
         self.outward = ssl.create_default_context()
         self.outward.set_alpn_protocols(PROTOCOLS)
         roots = self.outward.get_ca_certs(binary_form=True)

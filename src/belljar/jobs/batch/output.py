@@ -60,21 +60,21 @@ class Output(Extra):
 
     def _go_on_from(self, origin: Checkpoint) -> None:
         try:
-            for name, wanted in read_json(origin.folder / RECORD).items():
+            for name, length in read_json(origin.folder / RECORD).items():
                 if name in self._files:
-                    is_ours = wanted == getattr(origin.standstill, name)  # nobody else has written to it
-                    put_back(self._files[name], wanted, origin.folder.parent / name, is_ours=is_ours)
+                    is_ours = length == getattr(origin.standstill, name)  # nobody else has written to it
+                    put_back(self._files[name], length, origin.folder.parent / name, is_ours=is_ours)
         except OSError as exc:
             complain(f"the job's earlier output cannot be put back: {exc}", REMEDY)
 
 
-def put_back(number: int, wanted: int, copy: Path, *, is_ours: bool) -> None:
-    """The file has at least the bytes that were wanted, out of its copy where they are missing. Raises OSError."""
-    if (size := os.fstat(number).st_size) > wanted and is_ours:
-        os.ftruncate(number, wanted)
-    os.truncate(copy, min(wanted, os.stat(copy).st_size))
+def put_back(number: int, length: int, copy: Path, *, is_ours: bool) -> None:
+    """The file has at least *length* bytes, out of its copy where they are missing. Raises OSError."""
+    if (size := os.fstat(number).st_size) > length and is_ours:
+        os.ftruncate(number, length)
+    os.truncate(copy, min(length, os.stat(copy).st_size))
     with open(copy, "rb") as kept, open(number, "ab", closefd=False) as file:
         kept.seek(size)
         copyfileobj(kept, file)
-    if (lost := wanted - os.fstat(number).st_size) > 0:
+    if (lost := length - os.fstat(number).st_size) > 0:
         complain(f"{lost} bytes of the job's earlier output are lost", REMEDY)

@@ -55,14 +55,14 @@ def qemu(runtime: Runtime) -> Finding:
     binary = find(runtime.settings.qemu.binary)
     version, tried = name_of(binary).split()[3], [f"{major}.{minor}" for major, minor in TRIED]
     devices = commands.run([binary, "-device", "help"], timeout=20)
-    wanted, there = (*DEVICES, share_kind("").device), devices.out + devices.err
-    lacking = [name for name in wanted if f'name "{name}"'.encode() not in there]
+    needed, there = (*DEVICES, share_kind("").device), devices.out + devices.err
+    lacking = [name for name in needed if f'name "{name}"'.encode() not in there]
     if b"user" not in commands.run([binary, "-M", "none", "-netdev", "help"], timeout=20).out:
         lacking.append("-netdev user")
     if lacking:
         remedy = "What needs these will be refused; install a full QEMU."
         return warn("qemu", f"{binary} {version} lacks {', '.join(lacking)}", remedy)
-    is_tried = version.startswith(tuple(f"{it}." for it in tried))
+    is_tried = version.startswith(tuple(f"{release}." for release in tried))
     also = "" if is_tried else f" (belljar was tried with {', '.join(tried)})"
     return ok("qemu", f"{binary}, version {version}, with all devices{also}")
 
@@ -203,7 +203,7 @@ def limits(runtime: Runtime) -> Finding:
     least = {"AS": needed, "FSIZE": 4 * GIB, "NOFILE": 256, "NPROC": 64, "CPU": 60, "DATA": needed}
     soft = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0] for name in least}  # -1: no limit
     wants = "a machine of default size wants"
-    low = [f"RLIMIT_{name} is {soft[name]}, {wants} {it}" for name, it in least.items() if -1 < soft[name] < it]
+    low = [f"RLIMIT_{name} is {soft[name]}, {wants} {need}" for name, need in least.items() if -1 < soft[name] < need]
     remedy = "Raise them with `ulimit`, or in the batch system's request (h_vmem, vmem, ...)."
     return warn("limits", "\n".join(low), remedy) if low else ok("limits", "wide enough for a machine of default size")
 
