@@ -79,3 +79,24 @@ def test_comments_are_mostly_plain() -> None:
         for one in found_in(text)
     ]
     assert len(lines) <= MOST_IN_COMMENTS, "\n".join(["", *lines])
+
+
+def bound(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, name) of each variable and parameter. What is annotated, as the fields of a class are, is not among them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            node.target.ctx = ast.Load()
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+
+
+def test_variables_say_what_the_thing_is() -> None:
+    empty = {"one", "found", "said", "told", "wanted", "it"}
+    assert_none(
+        f"{path}:{line}: {name}"
+        for path in MODULES
+        for line, name in bound(ast.parse(path.read_text()))
+        if name in empty
+    )

@@ -102,7 +102,7 @@ def epilog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], runtim
     id, name = dialect.epilog(env, words)
     job, is_killed = f"{dialect.name}:{id}", KILLED in words
     what = f"end the machines of {job}"
-    report = asked_as(runtime, user_of(name), lambda it: finish(it, job, is_killed), timeout=USER_TIMEOUT, what=what)
+    report = asked_as(runtime, user_of(name), lambda own: finish(own, job, is_killed), timeout=USER_TIMEOUT, what=what)
     try:
         devices.bindings(runtime).release(job=job)
     except BelljarError as exc:  # the reaper tries again
