@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.live.conftest import Belljar
+from tests.live.conftest import STORE, Belljar
 from tests.live.stock.build import as_raw, build, recipe_of
 from tests.live.stock.images import BOOT_TIMEOUT, served, stock
 
@@ -59,6 +59,7 @@ FORMS = {
 @pytest.mark.timeout(3600)
 def test_the_same_disk_in_any_form_is_the_same_image_and_runs_jobs(belljar: Belljar, tmp_path: Path) -> None:
     belljar.env["BELLJAR_PATHS_STORE"] = str(tmp_path / "store")
+    belljar.env["BELLJAR_PATHS_SITE_STORE"] = str(STORE)  # its image looks into the disks
     belljar.env["BELLJAR_QEMU_BOOT_TIMEOUT"] = BOOT_TIMEOUT
     packed, web = build(recipe_of("bookworm")), tmp_path / "web"
     web.mkdir()
