@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 from tests.batch.lab.libraries import libraries
 from tests.batch.slurm_fixtures import Cluster
 from tests.batch.slurm_fixtures import cluster as cluster
-from tests.live.conftest import STORE
+from tests.live.conftest import ROOT, STORE
 from tests.live.test_task_frameworks import block
 
 LONGEST = 500
@@ -39,6 +40,7 @@ def test_a_function_runs_in_a_machine_of_its_slurm_job(cluster: Cluster) -> None
     subprocess.run(["/usr/bin/python3", "-m", "venv", venv], check=True, timeout=LONGEST)
     subprocess.run([venv / "bin/pip", "install", "-qq", "submitit", "cloudpickle"], check=True, timeout=LONGEST)
     (venv / "lib/python3.11/site-packages/belljar.pth").write_text(f"{site.lib}\n{libraries()}\n")
+    shutil.copy(ROOT / "examples/executor/submitit_jobs.py", venv / "lib/python3.11/site-packages")
     subprocess.run(["chmod", "-R", "u=rwX,go=rX", venv], check=True)
     program = cluster.script(f"#!{venv}/bin/python\n{block('jobs.submit')}\n{PROGRAM}", "program.py")
     env = {**cluster.lab.env, "BELLJAR_PATHS_NODE": str(site.node), "BELLJAR_PATHS_SITE_STORE": str(STORE)}
