@@ -6,5 +6,5 @@ only when that asks for it. Nothing of ours imports an adapter.
     mini_swe_agent.py  an environment of mini-swe-agent, given as `environment_class`
     openenv.py         a container provider of OpenEnv
 
-`sandbox.py` is what they share.
+`sandbox.py` is what they share. Dask, Parsl and submitit take a class or a command of their users': examples/executor has one for each.
 """
